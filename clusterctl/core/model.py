@@ -307,8 +307,6 @@ class CloudSpec:
     instance_connect: bool = False
     """SSH to the launcher through an EC2 Instance Connect Endpoint, and from no address. If also
     `private`, the launcher has no public address either."""
-    reservation: str = ""
-    """The Capacity Reservation or Capacity Block that workers run in."""
     file_system: str = ""
     """Of EFS or FSx, `fs-…` or `fs-…:/folder`: what the nodes share, instead of a new folder."""
     tag: tuple[str, ...] = ()

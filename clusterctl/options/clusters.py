@@ -132,9 +132,6 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=integer(8, 16384)
     )
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
-    reservation = text(
-        "--reservation", EC2, "Capacity Reservation or Capacity Block for the workers", "ID"
-    )
     vpc = text("--vpc", EC2, "VPC for the machines (default: a new one)", "ID")
     subnet = words("--subnet", EC2, "Subnets for the machines, tried in this order")
     private = flag("--private", EC2, "Give workers no public addresses (adds a NAT gateway)")

@@ -71,12 +71,8 @@ locals {
   # others, and whoever runs cannot move.
   placement = [
     for name, node in local.nodes : name
-    if var.placement_group && var.reservation == null && node.placement && !can(regex("^t[0-9]", node.instance_type))
+    if var.placement_group && node.placement && !can(regex("^t[0-9]", node.instance_type))
   ]
-
-  # The group that reserved machines were made in, and how they are bought.
-  reserved = try(compact([var.reservation.placement_group]), [])
-  market   = var.spot ? ["spot"] : try(var.reservation.block, false) ? ["capacity-block"] : []
 
   # The network cards of each worker with EFA, from its launch template, by what their interfaces are.
   cards = { for name, node in local.workers : name => lookup(var.efa_cards, node.instance_type, ["efa"]) if var.efa }
@@ -177,7 +173,7 @@ resource "aws_instance" "this" {
   associate_public_ip_address          = contains(local.efa, each.key) ? null : each.key == "launcher" ? !local.hidden : !var.private
   vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : contains(local.efa, each.key) ? null : [aws_security_group.nodes.id]
   key_name                             = one([for pair in aws_key_pair.this : pair.key_name])
-  placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : each.key == "launcher" ? null : one(local.reserved)
+  placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : null
   user_data                            = lookup(var.user_data, each.key, local.last_resort)
   instance_initiated_shutdown_behavior = "terminate"
   ebs_optimized                        = !startswith(each.value.instance_type, "t2.") # which EC2 refuses
@@ -216,7 +212,7 @@ resource "aws_instance" "this" {
   }
 
   dynamic "instance_market_options" {
-    for_each = each.key == "launcher" || contains(var.on_demand, each.key) ? [] : local.market
+    for_each = var.spot && each.key != "launcher" && !contains(var.on_demand, each.key) ? ["spot"] : []
 
     content {
       market_type = instance_market_options.value
@@ -228,16 +224,6 @@ resource "aws_instance" "this" {
           spot_instance_type             = "one-time"
           instance_interruption_behavior = "terminate"
         }
-      }
-    }
-  }
-
-  dynamic "capacity_reservation_specification" {
-    for_each = each.key == "launcher" || var.reservation == null ? [] : [var.reservation.id]
-
-    content {
-      capacity_reservation_target {
-        capacity_reservation_id = capacity_reservation_specification.value
       }
     }
   }

@@ -188,16 +188,6 @@ variable "launcher_subnet_id" {
   default     = ""
 }
 
-variable "reservation" {
-  description = "A Capacity Reservation that workers run in; `block` says that it is a Capacity Block, `placement_group` in which group it was made."
-  type = object({
-    id              = string
-    block           = optional(bool, false)
-    placement_group = optional(string, "")
-  })
-  default = null
-}
-
 variable "ssh_cidr" {
   description = "From where the launcher accepts SSH: networks such as 203.0.113.7/32, with commas between them. Empty: from nowhere outside."
   type        = string

@@ -163,17 +163,9 @@ def file_system(world: World, subnet: str) -> Iterator[str]:
 
 
 def test_a_changed_host_key_is_refused(world: World, subnet: str, file_system: str) -> None:
-    """Of a worker in a network that is not ours, on a machine that was reserved. All nodes have a
-    file system of theirs, also one that is added; nothing of it goes with them."""
-    reserved = world.ec2.client("ec2").create_capacity_reservation(
-        InstanceType="t3.xlarge",
-        InstancePlatform="Linux/UNIX",
-        AvailabilityZone="us-east-1a",
-        InstanceCount=2,
-        InstanceMatchCriteria="targeted",
-    )["CapacityReservation"]["CapacityReservationId"]
-    place = ("--reservation", reserved, "--shared", file_system)
-    up = world.ok(*CPU, "--workers", "1", *place)
+    """Of a worker in a network that is not ours. All nodes have a file system of theirs, also one
+    that is added; nothing of it goes with them."""
+    up = world.ok(*CPU, "--workers", "1", "--shared", file_system)
     assert world.ec2.machine("worker-1").private.startswith("10.99.0.")
     assert f":/ of EFS {file_system}, over NFS" in up.err
     assert f"machines go into {subnet} (us-east-1a)" in up.err

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -197,61 +196,6 @@ def test_an_account_without_a_default_network_is_as_good(lab: Lab, api: Api) -> 
     with pytest.raises(ClientError, match="VPCIdNotSpecified"):
         lab.api.run_instances(ImageId=UBUNTU, InstanceType="t3.micro", MinCount=1, MaxCount=1)
     assert survey(api).zones[0] == "us-east-1a"
-
-
-def reserve(lab: Lab, count: int = 2, **how: Any) -> str:
-    answer = lab.api.create_capacity_reservation(
-        **{
-            "InstanceType": "c7i.xlarge",
-            "InstancePlatform": "Linux/UNIX",
-            "AvailabilityZone": "us-east-1b",
-            "InstanceCount": count,
-            "InstanceMatchCriteria": "targeted",
-            **how,
-        }
-    )
-    return str(answer["CapacityReservation"]["CapacityReservationId"])
-
-
-def test_reserved_machines_are_looked_at_before_they_cost(lab: Lab, api: Api) -> None:
-    """A reservation has a zone, a type, a platform, and so many places."""
-    lab.ec2.fault("never_boot")
-    id = reserve(lab)
-    lab.ec2.fault("quota", code="L-1216C47A", value=2)
-    found = survey(api, replace(CPU, count=2), reservation=id)
-    assert found.zones == ("us-east-1b",)
-    assert found.placement == frozenset(), "it was made outside any group"
-    assert found.reservation
-    assert "AWS bills with or without them" in found.reservation.line
-    other = NodeGroup(count=1, instance_type="m5.xlarge")
-    with pytest.raises(UsageError, match=r"for machines of type c7i\.xlarge, and the workers are"):
-        survey(api, other, reservation=id)
-    for cloud, said in (
-        ({"reservation": "cr-0"}, "no Capacity Reservation 'cr-0' in us-east-1"),
-        ({"reservation": id, "zones": ("us-east-1a",)}, f"{id} is in us-east-1b, and the cluster"),
-        ({"reservation": reserve(lab, InstancePlatform="Windows")}, "for the platform Windows"),
-        ({"reservation": reserve(lab, Tenancy="dedicated")}, "for the tenancy dedicated"),
-    ):
-        with pytest.raises(UsageError, match=said) as caught:
-            survey(api, **cloud)
-        assert caught.value.hint
-    target = {"CapacityReservationTarget": {"CapacityReservationId": id}}
-    subnet = lab.network("us-east-1b")
-    one = {
-        "ImageId": UBUNTU,
-        "InstanceType": "c7i.xlarge",
-        "MinCount": 1,
-        "SubnetId": subnet,
-        "CapacityReservationSpecification": target,
-    }
-    [made] = lab.api.run_instances(**one, MaxCount=1)["Instances"]
-    assert made["CapacityReservationId"] == id
-    lab.ec2.fault("quota", code="L-1216C47A", value=6)
-    with pytest.raises(ProviderError, match="has room for 1 machine more, and 2 are wanted"):
-        survey(api, replace(CPU, count=2), reservation=id)
-    with pytest.raises(ClientError, match="ReservationCapacityExceeded"):
-        lab.api.run_instances(**one, MaxCount=2)
-    lab.api.terminate_instances(InstanceIds=[made["InstanceId"]])
 
 
 def test_missing_rights_are_known_before_the_question(lab: Lab, api: Api) -> None:

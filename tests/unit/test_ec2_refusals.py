@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,15 @@ import pytest
 
 from clusterctl.core import keys
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
-from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
+from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
-from clusterctl.machines.ec2 import plan, preflight, prices, refusals, spec
+from clusterctl.machines.ec2 import preflight, spec
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering, instance
-from tests.unit.making import cluster, node
+from tests.unit.making import node
 
 
 def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
@@ -61,89 +59,6 @@ def test_gpus_before_turing_need_a_driver_and_an_image(
     with pytest.raises(UsageError, match=r"p3dn\.24xlarge has V100 GPUs") as caught:
         preflight.check_types("us-east-1", wish, {kind.name: kind})
     assert "--ami" in caught.value.hint
-
-
-@pytest.mark.parametrize("gone", [False, True])
-def test_workers_that_run_outlive_their_reservation(gone: bool) -> None:
-    """On demand: a further `up` has nothing to reserve."""
-
-    class Ended(Offering):
-        def call(self, action: str, **arguments: Any) -> Any:
-            if gone:
-                raise refusals.make_refusal(action, "InvalidCapacityReservationId.NotFound", "", "")
-            row = {
-                "InstanceType": "c7i.xlarge",
-                "InstancePlatform": "Linux/UNIX",
-                "State": "expired",
-            }
-            row |= {"Tenancy": "default", "AvailabilityZone": "us-east-1b"}
-            return {"CapacityReservations": [row | {"AvailableInstanceCount": 0}]}
-
-    wish = wanted(NodeGroup(count=1, family="cpu"), reservation="cr-1")
-    present = {"launcher": "t3.micro", "worker-1": "c7i.xlarge"}
-    there = Ended("us-east-1")
-    found = preflight.survey(there, wish, present, "us-east-1b", print)
-    assert found.reservation
-    assert found.zones == ("us-east-1b",)
-    with pytest.raises(ClusterctlError, match=r"no Capacity Reservation|is expired: it takes no"):
-        preflight.survey(there, wish, {}, "", print)
-
-
-@pytest.mark.parametrize("kind", ["capacity-block", "default", "gone"])
-def test_a_capacity_block_is_not_extended_beyond_its_end(kind: str, tmp_path: Path) -> None:
-    """EC2 ends its machines half an hour before, and programs would get no signal."""
-
-    class Reserved(Offering):
-        def call(self, action: str, **arguments: Any) -> Any:
-            assert arguments == {"CapacityReservationIds": ["cr-1"]}
-            if kind == "gone":
-                raise refusals.make_refusal(action, "InvalidCapacityReservationId.NotFound", "", "")
-            end = datetime.now(timezone.utc) + timedelta(hours=4)
-            row = {"ReservationType": kind, "EndDate": end, "AvailabilityZone": "us-east-1b"}
-            return {"CapacityReservations": [row]}
-
-    wish = wanted(NodeGroup(count=1, family="cpu"), reservation="cr-1")
-    made = replace(cluster(), spec=wish, nodes=())
-    provider = Ec2Provider(connect=Reserved, my_address=lambda: "203.0.113.9")
-    provider.extend(made, tmp_path, time.time() + 3 * 3600)
-    late = time.time() + 3.5 * 3600
-    if kind != "capacity-block":
-        provider.extend(made, tmp_path, late)
-        return
-    with pytest.raises(ProviderError, match="Capacity Block cr-1 keeps its machines until") as no:
-        provider.extend(made, tmp_path, late)
-    assert "--ttl 204m" in no.value.hint
-
-
-def test_a_capacity_block_is_paid_and_has_an_end() -> None:
-    """Its machines cost nothing more, and end before EC2 ends them."""
-    end = datetime.now(timezone.utc) + timedelta(hours=24)
-    row = {
-        **{"InstanceType": "c7i.xlarge", "InstancePlatform": "Linux/UNIX", "Tenancy": "default"},
-        **{"State": "active", "AvailabilityZone": "us-east-1b", "AvailableInstanceCount": 1},
-        **{"ReservationType": "capacity-block", "StartDate": end - timedelta(hours=23)},
-        "EndDate": end,
-    }
-
-    class Block(Offering):
-        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
-            return {"CapacityReservations": [row]}
-
-        def find_price(self, item: str) -> float:
-            return 1.0
-
-    wish = wanted(NodeGroup(count=1, family="cpu"), reservation="cr-1")
-    found = preflight.survey(Block("us-east-1"), wish, {}, "", print)
-    assert found.reservation
-    assert found.reservation.latest == end.timestamp() - 35 * 60
-    assert found.zones == ("us-east-1b",)
-    quotes = plan.quote_machines(Block("us-east-1"), found, (), print)
-    charges = prices.build_charges(found.machines, quotes, 0.0)
-    paid = {one.node: one.hourly for one in charges if one.part == "instance"}
-    assert paid == {"launcher": 1.0, "worker-1": 0.0}
-    row["State"] = "scheduled"
-    with pytest.raises(ProviderError, match=r"is scheduled and starts at .*: it takes no machines"):
-        preflight.survey(Block("us-east-1"), wish, {}, "", print)
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -67,7 +67,6 @@ def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -
         (wish(private=True), "--private cannot be changed now"),
         (wish(vpc="vpc-1"), "--vpc cannot be changed now"),
         (wish(subnet=("subnet-1",)), "--subnet cannot be changed now"),
-        (wish(reservation="cr-1"), "--reservation cannot be changed now"),
         (wish(zones=("us-east-1b",)), "are running in us-east-1a and cannot move"),
     ],
 )
@@ -101,7 +100,6 @@ def test_workers_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("cloud", "said"),
     [
-        ({"spot": True, "reservation": "cr-1"}, "--spot cannot be combined with --reservation"),
         ({"regions": ("eu-west-1",)}, "--region us-east-1 is not one of --regions eu-west-1"),
     ],
 )
@@ -114,14 +112,6 @@ def test_a_life_that_is_too_short_is_refused_before_aws_is_asked() -> None:
     with pytest.raises(UsageError, match="--ttl of 1 s: the machines would end before they are"):
         spec.resolve_rules(wish(ttl=1.0), None)
     assert spec.resolve_rules(wish(ttl=1.0), cluster(wish())), "`extend` moves the deadline"
-
-
-def test_machines_end_before_their_capacity_block() -> None:
-    asked = wish(ttl=8 * HOUR)
-    assert spec.choose_deadline(asked, None, {}, [], NOW, NOW + HOUR) == NOW + HOUR
-    assert spec.choose_deadline(asked, None, {}, [], NOW, NOW + 9 * HOUR) == NOW + 8 * HOUR
-    with pytest.raises(UsageError, match="the Capacity Block of --reservation ends its machines"):
-        spec.choose_deadline(asked, None, {}, [], NOW, NOW - 1)
 
 
 def test_a_deadline_that_is_armed_stays() -> None:

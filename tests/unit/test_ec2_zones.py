@@ -25,7 +25,6 @@ from clusterctl.machines.ec2.create import Order, make_attempts, schedule_ends
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.preflight import Survey
-from clusterctl.machines.ec2.prices import Reservation
 from clusterctl.machines.ec2.refusals import CapacityError
 from clusterctl.machines.ec2.spec import ProviderState
 from clusterctl.terraform.binary import Diagnostic, TerraformError
@@ -169,7 +168,6 @@ def test_terraform_is_told_what_its_module_declares(tmp_path: Path) -> None:
         "types": {"p4d.24xlarge": InstanceType(name="p", vcpus=96, efa=("efa", "efa-only"))},
         "placement": frozenset({"g5.xlarge"}),
         "subnets": {"us-east-1a": ZoneSubnets("subnet-1", "subnet-2")},
-        "reservation": Reservation(id="cr-1", zone="", block=True, group="g", latest=None),
     }
     groups = (NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5"))
     memory = ProviderState(id="lab-1", region="us-east-1", ssh_cidr="203.0.113.7/32")
@@ -183,7 +181,6 @@ def test_terraform_is_told_what_its_module_declares(tmp_path: Path) -> None:
     assert made["tags"] == {"team": "ml"}
     assert made["ssh_cidr"] == "203.0.113.7/32"
     assert (made["subnet_id"], made["launcher_subnet_id"]) == ("subnet-1", "subnet-2")
-    assert made["reservation"] == {"id": "cr-1", "block": True, "placement_group": "g"}
     assert made["efa_cards"] == {"p4d.24xlarge": ["efa", "efa-only"]}
     assert (made["efa"], made["private"], made["spot"]) == (True, True, False)
     cpu, gpu = made["groups"]

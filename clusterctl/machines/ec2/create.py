@@ -419,7 +419,6 @@ def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any
     public_key = keys.ensure(order.folder / "ssh" / "user")
     place = found.subnets.get(state.zone, ZoneSubnets("", ""))
     disks = {machine.disk for machine in found.machines if machine.name != LAUNCHER}
-    reserved = found.reservation
     cloud = order.options.cloud
     return {
         "cluster_id": cluster.id,
@@ -437,13 +436,6 @@ def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any
         "disk": disks.pop() if len(disks) == 1 else 0,
         "spot": state.spot,
         "on_demand": sorted(state.on_demand),
-        "reservation": {
-            "id": reserved.id,
-            "block": reserved.block,
-            "placement_group": reserved.group,
-        }
-        if reserved
-        else None,
         "efa": cloud.efa,
         # Of types with several network cards.
         "efa_cards": {

@@ -25,7 +25,7 @@ from clusterctl.machines import deadlines
 from clusterctl.machines.charges import LATER, RELEASE
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
-from clusterctl.machines.ec2 import preflight, prices, spec
+from clusterctl.machines.ec2 import preflight, spec
 from clusterctl.machines.ec2.api import TAG, Api, as_list, filter_by_cluster, find_instances
 from clusterctl.machines.ec2.refusals import RefusedByAws, WrongClock
 from clusterctl.machines.protocol import Resource
@@ -255,8 +255,6 @@ def measure_clock(folder: Path, report: Reporter, connect: Callable[[], Api]) ->
 
 def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[], Api]) -> None:
     """`connect`: what AWS is asked with. Raises as the protocol says."""
-    if reserved := cluster.spec.cloud.reservation:
-        prices.check_end(connect(), reserved, deadline)
     state = spec.load_state(folder)
     guarded = state.guarded if state else None
     try:

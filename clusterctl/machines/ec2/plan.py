@@ -56,7 +56,7 @@ def quote_machines(
     """`spot`: the zones where workers may be spot instances; on demand without any."""
     machines = found.machines
     workers = {m.instance_type for m in machines if m.name != LAUNCHER}
-    quoted = prices.find_quotes(
+    return prices.find_quotes(
         api,
         [m.instance_type for m in machines if m.name == LAUNCHER or not spot],
         spot=workers if spot else (),
@@ -64,10 +64,6 @@ def quote_machines(
         report=report,
         nat=found.nat,
     )
-    if found.reservation and found.reservation.block:
-        paid = prices.Quote(0.0, "paid with the Capacity Block")
-        quoted |= dict.fromkeys(map(prices.name_worker_row, workers), paid)
-    return quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +156,6 @@ def describe_plan(
     if found.nat:
         who = "machines" if cloud.instance_connect else "workers"
         yield f"{who} have no public addresses: they reach the internet through a NAT gateway"
-    if found.reservation:
-        yield found.reservation.line
     if found.file_system:
         yield found.file_system.describe(found.zones[0])
     if found.theirs:

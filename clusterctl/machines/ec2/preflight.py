@@ -18,7 +18,7 @@ from clusterctl.core.text import count
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import network as ec2_network
-from clusterctl.machines.ec2 import prices, refusals, spec, tunnels
+from clusterctl.machines.ec2 import refusals, spec, tunnels
 from clusterctl.machines.ec2.api import (
     Api,
     Image,
@@ -28,7 +28,6 @@ from clusterctl.machines.ec2.api import (
     find_instances,
 )
 from clusterctl.machines.ec2.network import FileSystem, ZoneSubnets
-from clusterctl.machines.ec2.prices import Reservation
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.ec2.tunnels import Existing
 from clusterctl.machines.protocol import LAUNCHER, CheckRow
@@ -47,8 +46,8 @@ def check_quotas(
     needed = Counter[tuple[str, str]]()
     for machine in machines:
         row, worker = catalog.find_quota(machine.instance_type), machine.name != LAUNCHER
-        if row is None or machine.name in present or (options.cloud.reservation and worker):
-            continue  # what is reserved was counted when it was reserved
+        if row is None or machine.name in present:
+            continue
         key = (f"Running On-Demand {row.name} instances", row.on_demand)
         if options.cloud.spot and worker:
             key = (f"All {row.spot_name or row.name} Spot Instance Requests", row.spot)
@@ -158,13 +157,13 @@ def _list_troubles(
             " --image whose PyTorch has code for it",
         )
     market = "spot" if cloud.spot else "on-demand"
-    if market not in kind.markets and not cloud.reservation:
+    if market not in kind.markets:
         yield (
             f"EC2 does not sell {name} {'as spot instances' if cloud.spot else 'on demand'} in"
             f" {region}",
             "leave --spot out, or choose another type"
             if cloud.spot
-            else "--spot or --reservation, or choose another type",
+            else "add --spot, or choose another type",
         )
 
 
@@ -263,9 +262,8 @@ def describe_image(image: Image) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of image,
-    `placement` are the types that may be in a cluster placement group (none of reserved machines,
-    which are where they were made); `subnets` are by zone, none where the cluster makes a network
-    of its own."""
+    `placement` are the types that may be in a cluster placement group; `subnets` are by zone, none
+    where the cluster makes a network of its own."""
 
     account: str
     machines: tuple[PlannedMachine, ...]
@@ -275,7 +273,6 @@ class Survey:
     placement: frozenset[str]
     owner: str = ""
     subnets: Mapping[str, ZoneSubnets] = field(default_factory=dict)
-    reservation: Reservation | None = None
     nat: bool = False
     """Whether the cluster makes a NAT gateway, for workers without public addresses."""
     theirs: Image | None = None
@@ -317,8 +314,6 @@ def survey(
     check_types(api.region, options, types)
     amis = run_in_background(lambda: choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    workers = sum(machine.name != LAUNCHER for machine in new)
-    reserved = run_in_background(partial(prices.check_reservation, api, options, workers))
     placed, settled = ec2_network.fill_in_network(options, share), bool(present)
     where = placed.cloud, len(new), there, options.name
     subnets = run_in_background(partial(ec2_network.choose_network, api, *where))
@@ -329,7 +324,7 @@ def survey(
         lambda: _check_rights(api, options, new, amis.result(), subnets.result())
     )
     check_quotas(api, options, machines, types, present, running, report)
-    found_subnets, reservation = subnets.result(), reserved.result()
+    found_subnets = subnets.result()
     found_zones, found_amis = _keep_with_subnet(zones.result(), found_subnets), amis.result()
     found_zones = ec2_network.keep_reachable(api, share, found_zones, found_subnets, there=settled)
     rights.result()
@@ -340,14 +335,10 @@ def survey(
         owner=api.owner,
         machines=machines,
         types=types,
-        zones=_choose_reserved(found_zones, reservation),
+        zones=found_zones,
         amis={kind: image.id for kind, image in found_amis.items()},
-        # Reserved machines are where they are: only in a group that was made with them.
-        placement=frozenset(
-            name for name, kind in types.items() if kind.clusters and not reservation
-        ),
+        placement=frozenset(name for name, kind in types.items() if kind.clusters),
         subnets=found_subnets,
-        reservation=reservation,
         nat=options.cloud.private and not found_subnets,
         theirs=next((one for one in found_amis.values() if one.id == options.cloud.ami), None),
         file_system=share,
@@ -485,20 +476,6 @@ def _keep_with_subnet(zones: Sequence[str], subnets: Mapping[str, ZoneSubnets]) 
             hint=f"zones that do: {', '.join(zones)}",
         )
     return both
-
-
-def _choose_reserved(zones: tuple[str, ...], reservation: Reservation | None) -> tuple[str, ...]:
-    """The zones in which the cluster can be. Raises UsageError where the reserved machines are in
-    another."""
-    if reservation is None or not reservation.zone:
-        return zones
-    if reservation.zone not in zones:
-        raise UsageError(
-            f"{reservation.id} is in {reservation.zone}, and the cluster can be in"
-            f" {', '.join(zones)} only",
-            hint="correct --zones, --subnet or --launcher-type, or choose another --reservation",
-        )
-    return (reservation.zone,)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -99,8 +99,7 @@ class Ec2Provider(Cloud):
         )
         charges.check_hourly(options.cloud.max_hourly, cost.dear)
         ec2_spec.check_stopped(current, present, stopped, now)
-        latest = found.reservation.latest if found.reservation else None
-        deadline = ec2_spec.choose_deadline(options, current, present, cost.dear, now, latest)
+        deadline = ec2_spec.choose_deadline(options, current, present, cost.dear, now)
         if ahead:
             self._planned[options.name] = planned
         return ProviderPlan(

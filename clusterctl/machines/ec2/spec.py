@@ -182,7 +182,7 @@ def name_root(machine: PlannedMachine, cluster_id: str) -> str:
 
 
 _FIXED = (
-    *("disk", "spot", "efa", "reservation", "vpc", "subnet", "private", "instance_connect"),
+    *("disk", "spot", "efa", "vpc", "subnet", "private", "instance_connect"),
     "file_system",
 )
 """What EC2 or Terraform would make other machines for."""
@@ -223,11 +223,6 @@ def resolve_rules(spec: ClusterSpec, current: Cluster | None) -> ClusterSpec:
         (
             cloud.regions and region not in cloud.regions,
             f"--region {region} is not one of --regions {','.join(cloud.regions)}",
-            "leave one of the two out",
-        ),
-        (
-            cloud.spot and cloud.reservation,
-            "--spot cannot be combined with --reservation: reserved machines are no spot instances",
             "leave one of the two out",
         ),
     ):
@@ -301,10 +296,9 @@ def choose_deadline(
     present: Mapping[str, str],
     charges: Sequence[Charge],
     now: float,
-    latest: float | None = None,
 ) -> float:
     """When every node ends itself: as the machines that run have it from their first minute, else
-    from --ttl and --budget, whichever is nearer, and by `latest`.
+    from --ttl and --budget, whichever is nearer.
 
     Raises UsageError where another one is asked for, a budget does not last until then, or they
     run beyond it.
@@ -327,12 +321,7 @@ def choose_deadline(
     _check_ttl(seconds)
     if options.cloud.budget:
         seconds = min(seconds, machines_charges.limit_life(options, charges, now))
-    if latest is not None and latest < now + machines_charges.SHORTEST:
-        raise UsageError(
-            f"the Capacity Block of --reservation ends its machines at {format_time(latest)}",
-            hint="choose another --reservation",
-        )
-    return float(int(now + seconds if latest is None else min(now + seconds, latest)))
+    return float(int(now + seconds))
 
 
 def _check_ttl(seconds: float) -> None:

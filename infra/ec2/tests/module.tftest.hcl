@@ -122,30 +122,6 @@ run "a_subnet_of_theirs" {
   }
 }
 
-run "reserved" {
-  command = plan
-
-  variables {
-    groups      = [{ instance_type = "p5.48xlarge", image = "nvidia", count = 1, numbers = [9] }]
-    reservation = { id = "cr-0123", block = true, placement_group = "theirs" }
-  }
-
-  assert {
-    condition     = one(one(aws_instance.this["worker-9"].capacity_reservation_specification).capacity_reservation_target).capacity_reservation_id == "cr-0123" && one(aws_instance.this["worker-9"].instance_market_options).market_type == "capacity-block"
-    error_message = "Workers run in the Capacity Block."
-  }
-
-  assert {
-    condition     = aws_instance.this["worker-9"].placement_group == "theirs" && length(aws_placement_group.this) == 0
-    error_message = "Reserved machines are in the group that they were made in."
-  }
-
-  assert {
-    condition     = length(aws_instance.this["launcher"].instance_market_options) == 0
-    error_message = "The launcher is bought on demand."
-  }
-}
-
 run "burstable" {
   command = plan
 

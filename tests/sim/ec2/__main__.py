@@ -160,7 +160,7 @@ class Control:
                 region.reset()
         world = self._layer.world
         tables = (world.placement_groups, world.spot_requests, world.launched, world.ending)
-        more = (world.reservations, world.complete, world.granted, world.endpoints.all)
+        more = (world.complete, world.granted, world.endpoints.all)
         for table in (*tables, *more):
             table.clear()
         self._bill.clear()

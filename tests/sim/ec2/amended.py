@@ -10,7 +10,6 @@ from typing import Any
 from tests.sim.ec2 import images, nat
 from tests.sim.ec2.addresses import Addresses
 from tests.sim.ec2.gaps import (
-    RESERVATION,
     SpotRequest,
     World,
     backend,
@@ -215,10 +214,6 @@ def _amend(world: World, request: Request, instance: Any) -> None:
         nic.delete_on_termination = said == "true" if said else not given
         if not given:
             nic.add_tags(new_tags(request, "network-interface"))
-    if id := form.get(RESERVATION):
-        instance.capacity_reservation_id = id
-        target = {"capacity_reservation_target": {"capacity_reservation_id": id}}
-        instance.capacity_reservation_specification = target
     disks = {one.get("DeviceName"): one for one in request.structured("BlockDeviceMapping")}
     for device, block in instance.get_block_device_mapping:
         volume = instance.ec2_backend.volumes[block.volume_id]

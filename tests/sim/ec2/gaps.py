@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.sim.ec2 import endpoints, market, nat, reserved, wire
+from tests.sim.ec2 import endpoints, market, nat, wire
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ACCOUNT = "123456789012"
@@ -58,7 +58,6 @@ class World:
     def __init__(self) -> None:
         self.placement_groups: dict[str, PlacementGroup] = {}
         self.spot_requests: dict[str, SpotRequest] = {}
-        self.reservations: dict[str, reserved.Reservation] = {}
         self.launched: dict[str, Any] = {}  # client token → reservation
         self.complete: set[str] = set()
         """Instances that have their tags and disks: moto shows them before."""
@@ -297,8 +296,7 @@ def _run_instances(world: World, request: Request) -> Answer | None:
             "You cannot specify tags for Spot instances requests if there are no Spot instances"
             " requests being created by the request.",
         )
-    if not _in_reservation(world, request):
-        _keep_to_quota(world, request, kind)
+    _keep_to_quota(world, request, kind)
     return None
 
 
@@ -401,45 +399,8 @@ def _check_group_name(world: World, request: Request) -> None:
         )
 
 
-def _reserve(world: World, request: Request) -> Answer:
-    made = reserved.create(request)
-    world.reservations[made.id] = made
-    return wire.xml(request.action, f"<capacityReservation>{made.xml(())}</capacityReservation>")
-
-
-def _describe_reservations(world: World, request: Request) -> Answer:
-    instances = list(backend(request.region).all_instances())
-    ids = request.listed("CapacityReservationId") or list(world.reservations)
-    for id in ids:
-        if id not in world.reservations:
-            raise reserved.unknown(id)
-    members = (world.reservations[id].xml(instances) for id in ids)
-    inner = wire.items("capacityReservationSet", members)
-    return wire.xml("DescribeCapacityReservations", inner)
-
-
-RESERVATION = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
-
-
-def _in_reservation(world: World, request: Request) -> bool:
-    """Whether the launch targets one. Raises ApiError where that has no place for it."""
-    id = request.parameters.get(RESERVATION)
-    if not id:
-        return False
-    if id not in world.reservations:
-        raise reserved.unknown(id)
-    there = backend(request.region)
-    form = request.parameters
-    subnet = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
-    zones = [one.availability_zone for one in there.describe_subnets() if one.id == subnet]
-    reserved.refuse(world.reservations[id], request, "".join(zones), there.all_instances())
-    return True
-
-
 ACTIONS: dict[str, Action] = {
     "CreateSecurityGroup": _check_group_name,
-    "CreateCapacityReservation": _reserve,
-    "DescribeCapacityReservations": _describe_reservations,
     "DeleteSecurityGroup": _refuse_while_used,
     "DeleteSubnet": _refuse_while_used,
     "DeleteVpc": _refuse_while_used,

@@ -112,8 +112,6 @@ def _begin(world: gaps.World, bill: Bill, request: Request, instance: Any) -> No
     price = market.on_demand(kind, request.region, world.prices)
     if instance.lifecycle == "spot":
         price = market.spot(kind, zones.index(instance.placement.zone), world.prices)
-    elif form.get("InstanceMarketOptions.MarketType") == "capacity-block":
-        price = 0.0  # paid with the block
     # Source: EC2 User Guide, "Unlimited mode for burstable performance instances".
     usual = "unlimited" if kind.startswith(("t3", "t4g")) else "standard"
     unlimited = form.get("CreditSpecification.CpuCredits", usual) == "unlimited"
