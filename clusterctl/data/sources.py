@@ -1,40 +1,32 @@
-"""Where data of one's own lies: which files are behind a URL (https://, s3://, hf://), how large
+"""Where data of one's own lies: which files are behind a URL (https://, s3://), how large
 they are, and what their checksums are, as far as their server tells."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import PurePosixPath
 
 from clusterctl.core.variables import may_see_secrets
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.errors import UsageError
 
-TIMEOUT = 30.0
 TOKEN = "CLUSTERCTL_HTTPS_TOKEN"
 """The environment variable with a token for https:// servers."""
-HUB = "https://huggingface.co"
-SCHEMES = ("https", "http", "s3", "hf")
-_KINDS = {"datasets": "datasets/", "spaces": "spaces/"}
+SCHEMES = ("https", "http", "s3")
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """One file. `path` is its place below the data set's folder; size in bytes, 0: unknown; `git`
-    is the SHA-1 that git has for it. `url` and `headers` may hold secrets."""
+    """One file. `path` is its place below the data set's folder; size in bytes, 0: unknown.
+    `url` and `headers` may hold secrets."""
 
     path: str
     url: str = field(repr=False)
     size: int = 0
     sha256: str = ""
-    git: str = ""
     headers: dict[str, str] = field(default_factory=dict, repr=False)
 
 
@@ -61,7 +53,7 @@ def is_url(word: str) -> bool:
 
 
 def find_source(url: str, objects: Objects) -> Source:
-    """Asks the server of s3:// and hf:// which files there are.
+    """Which files are behind it; the server of s3:// is asked.
 
     Raises:
         UsageError: It is no such URL, or there is nothing.
@@ -73,9 +65,7 @@ def find_source(url: str, objects: Objects) -> Source:
             "a URL with a password in it would be seen by everyone on this machine",
             hint=f"put a token into the environment variable {TOKEN}",
         )
-    found = {"s3": _find_in_bucket, "hf": _find_on_hub}.get(parts.scheme, _find_at_url)(
-        parts, objects
-    )
+    found = _find_in_bucket(parts, objects) if parts.scheme == "s3" else _find_at_url(parts)
     for file in found.files:
         _check_path(file.path)
     return found
@@ -87,16 +77,18 @@ def _check_path(path: str) -> None:
         raise UsageError(f"{path!r} is not a valid file path", hint="choose another source")
 
 
-def _find_at_url(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
+def _find_at_url(parts: urllib.parse.SplitResult) -> Source:
     name = urllib.parse.unquote(PurePosixPath(parts.path).name)
     if not parts.hostname or not name or parts.path.endswith("/"):
         raise UsageError(
             f"{parts.scheme}://{parts.netloc}{parts.path} does not name a file",
-            hint="give the URL of one file; s3:// and hf:// may name folders",
+            hint="give the URL of one file; s3:// may name a folder",
         )
-    headers = _show_token(os.environ.get(TOKEN, ""), parts.geturl())
+    url, token = parts.geturl(), os.environ.get(TOKEN, "")
+    # Unless somebody on the way could read it.
+    headers = {"Authorization": f"Bearer {token}"} if token and may_see_secrets(url) else {}
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name.partition(".")[0]).strip("-.") or "data"
-    return Source(stem, (Remote(name, parts.geturl(), headers=headers),))
+    return Source(stem, (Remote(name, url, headers=headers),))
 
 
 def _find_in_bucket(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
@@ -112,100 +104,5 @@ def _find_in_bucket(parts: urllib.parse.SplitResult, objects: Objects) -> Source
     if not chosen:
         raise UsageError(f"s3://{parts.netloc}/{prefix}: no such object or folder")
     name = PurePosixPath(prefix.rstrip("/")).name or parts.netloc
-    files = tuple(Remote(f.path[cut:], f.url, f.size, f.sha256, f.git, f.headers) for f in chosen)
+    files = tuple(Remote(f.path[cut:], f.url, f.size, f.sha256, f.headers) for f in chosen)
     return Source(name.partition(".")[0] or name, files)
-
-
-def _find_on_hub(parts: urllib.parse.SplitResult, objects: Objects) -> Source:
-    """hf://datasets/OWNER/NAME[@REVISION][/PATH], or without `datasets/` for a model."""
-    words = [urllib.parse.unquote(word) for word in f"{parts.netloc}{parts.path}".split("/")]
-    kind = _KINDS.get(words[0], "")
-    words = words[1:] if kind else words
-    if len(words) < 2 or not all(words[:2]):
-        raise UsageError(
-            f"{parts.geturl()} does not name a repository",
-            hint="hf://datasets/OWNER/NAME, hf://OWNER/MODEL, or a file or folder in one",
-        )
-    name, _, revision = words[1].partition("@")
-    repository, revision = f"{words[0]}/{name}", revision or "main"
-    wanted = "/".join(words[2:]).strip("/")
-    endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    headers = _show_token(_find_hub_token(), endpoint)
-    at = urllib.parse.quote(revision, safe="")
-    listing = f"{endpoint}/api/{kind or 'models/'}{repository}/tree/{at}?recursive=true"
-    files = []
-    for entry in _list_hub(listing, repository, headers):
-        path = str(entry.get("path", ""))
-        if entry.get("type") != "file" or not (
-            not wanted or path == wanted or path.startswith(f"{wanted}/")
-        ):
-            continue
-        large = entry.get("lfs") or {}
-        files.append(
-            Remote(
-                path,
-                f"{endpoint}/{kind}{repository}/resolve/{at}/{urllib.parse.quote(path)}",
-                int(large.get("size") or entry.get("size") or 0),
-                str(large.get("oid", "")).removeprefix("sha256:"),
-                "" if large else str(entry.get("oid", "")),
-                headers,
-            )
-        )
-    if not files:
-        raise UsageError(f"{repository} has no file or folder {wanted!r} at revision {revision}")
-    return Source(name, tuple(files))
-
-
-def _show_token(token: str, url: str) -> dict[str, str]:
-    """Headers with it, unless somebody on the way could read them."""
-    return {"Authorization": f"Bearer {token}"} if token and may_see_secrets(url) else {}
-
-
-def _find_hub_token() -> str:
-    """As Hugging Face's own tools find it."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        if os.environ.get(name):
-            return os.environ[name].strip()
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    path = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def _list_hub(url: str, repository: str, headers: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """All pages of a listing."""
-    while url:
-        request = urllib.request.Request(url)
-        for name, value in headers.items():
-            request.add_unredirected_header(name, value)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                yield from json.load(answer)
-                following = re.search(r'<([^>]+)>;\s*rel="next"', answer.headers.get("Link", ""))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code not in (401, 403, 404):
-                text = f"the Hugging Face hub answered {error.code} {error.reason}"
-                raise ProviderError(text, hint="try again later", transient=True) from error
-            raise ProviderError(
-                f"the Hugging Face hub has no {repository}, or you may not read it ({error.code})",
-                hint="correct its name; for a private or gated one set HF_TOKEN, or"
-                " `huggingface-cli login`, and accept its terms on its page",
-            ) from error
-        except (OSError, ValueError) as error:
-            why = getattr(error, "reason", None) or error
-            raise ProviderError(
-                f"{urllib.parse.urlsplit(url).netloc} does not answer: {why}",
-                hint="check the network and https_proxy",
-                transient=True,
-            ) from error
-        url = _stay_at(url, urllib.parse.urljoin(url, following[1])) if following else ""
-
-
-def _stay_at(url: str, following: str) -> str:
-    """The next page, at the server that was asked: a mirror passes on the addresses of the hub, and
-    the token is for no other server."""
-    here, there = urllib.parse.urlsplit(url), urllib.parse.urlsplit(following)
-    return there._replace(scheme=here.scheme, netloc=here.netloc).geturl()

@@ -451,15 +451,14 @@ _RECIPES = "launcher, cpu, nvidia, nvidia-mpi or amd"
 class DataGet(Common, heading=DATA, module="data"):
     """Download data sets and copy them to $CLUSTERCTL_DATA on every worker.
 
-    A URL (https://, s3:// or hf://) is downloaded by one worker, which passes it on to the others.
-    A download that broke off is resumed, and its checksum is verified. Tokens: HF_TOKEN, or
-    CLUSTERCTL_HTTPS_TOKEN for https://.
+    A URL (https:// or s3://) is downloaded by one worker, which passes it on to the others.
+    A download that broke off is resumed, and its checksum is verified. A token for
+    https:// is taken from CLUSTERCTL_HTTPS_TOKEN.
     """
 
     examples = (
         "clusterctl data get mnist",
         "clusterctl data get cifar10 --no-push",
-        "clusterctl data get hf://datasets/stanfordnlp/imdb",
         "clusterctl data get s3://my-bucket/train --name images",
     )
     names = texts("", ARGUMENTS, "mnist, cifar10, imagenette, or a URL", "NAME|URL...")

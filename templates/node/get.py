@@ -1,7 +1,7 @@
 """Downloads files into a data folder. Runs on a node, or on the user's machine, with its Python.
 
 Reads one line of JSON from stdin, which may hold secrets: they are in no file and no command line.
-    {"root": FOLDER, "name": NAME, "files": [{"path", "url", "size", "sha256", "git", "headers"}]}
+    {"root": FOLDER, "name": NAME, "files": [{"path", "url", "size", "sha256", "headers"}]}
 Prints lines of JSON: {"progress": [PATH, BYTES, ALL]}, {"note": TEXT}, and at last {"done": [[PATH,
 SIZE, SHA256], ...]} or {"error": TEXT, "unreachable": whether nothing could be asked at all}.
 
@@ -96,9 +96,8 @@ def fresh(wanted, path, old, known, opener):
     record = known.get(wanted["path"])
     if not record or not os.path.isfile(old) or os.path.getsize(old) != record["size"]:
         return False
-    if wanted["sha256"] or wanted["git"]:
-        same = record["sha256"] == wanted["sha256"] if wanted["sha256"] else record.get("git")
-        return same if wanted["sha256"] else same == wanted["git"]
+    if wanted["sha256"]:
+        return record["sha256"] == wanted["sha256"]
     if not record.get("etag"):
         return False
     headers = {**wanted["headers"], "If-None-Match": record["etag"]}
@@ -126,7 +125,7 @@ def request(wanted, part, opener):
         etag = read_etag(part)
         if etag:
             headers["If-Range"] = etag
-        if etag or wanted["sha256"] or wanted["git"]:  # else it may be another file by now
+        if etag or wanted["sha256"]:  # else it may be another file by now
             headers["Range"] = f"bytes={have}-"
     answer = opener.open(urllib.request.Request(wanted["url"], headers=headers), timeout=TIMEOUT)
     if answer.status != 206:
@@ -198,17 +197,14 @@ def attempt(wanted, part, opener, total, first):
         time.sleep(min(8, 2 ** (failures - 1)))
 
 
-def hashes(path):
-    """SHA-256, and the one that git gives a file."""
-    whole, git = hashlib.sha256(), hashlib.sha1()
-    git.update(f"blob {os.path.getsize(path)}\0".encode())
+def read_sha256(path):
+    whole = hashlib.sha256()
     with open(path, "rb") as file:
         while True:
             data = file.read(CHUNK)
             if not data:
-                return whole.hexdigest(), git.hexdigest()
+                return whole.hexdigest()
             whole.update(data)
-            git.update(data)
 
 
 def get(wanted, folder, old, known, opener, total, first):
@@ -229,14 +225,13 @@ def get(wanted, folder, old, known, opener, total, first):
         etag = attempt(wanted, part, opener, total, first)
     else:
         etag = read_etag(part)
-    sha256, git = hashes(part)
+    sha256 = read_sha256(part)
     size = os.path.getsize(part)
-    if wanted["sha256"] not in ("", sha256) or wanted["git"] not in ("", git):
+    if wanted["sha256"] not in ("", sha256):
         os.unlink(part)
-        found, right = (sha256, wanted["sha256"]) if wanted["sha256"] else (git, wanted["git"])
-        raise Failed(f"its checksum is {found}, and should be {right}")
+        raise Failed("its checksum is {}, and should be {}".format(sha256, wanted["sha256"]))
     os.replace(part, path)
-    return {"size": size, "sha256": sha256, "git": git, "etag": etag}
+    return {"size": size, "sha256": sha256, "etag": etag}
 
 
 def download(root, name, files, opener):

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -56,8 +55,6 @@ class Server:
     redirects: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, list[int]] = field(default_factory=dict)
     """By path: what the next requests are answered with instead."""
-    following: dict[str, str] = field(default_factory=dict)
-    """By path: the next page of a listing."""
     etags: bool = True
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """Path, Range and Authorization of each request."""
@@ -92,8 +89,6 @@ class Server:
         request.send_response(206 if first else 200)
         if self.etags:
             request.send_header("ETag", etag)
-        if request.path in self.following:
-            request.send_header("Link", f'<{self.following[request.path]}>; rel="next"')
         request.send_header("Content-Length", str(len(content) - first))
         request.end_headers()
         end = first + self.break_after.pop(0) if self.break_after else len(content)
@@ -127,7 +122,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def storage() -> Iterator[Server]:
-    """Where a hub keeps large files: another server."""
+    """Another server, to which the first one sends us on."""
     yield from serve(Server({"/blob": CONTENT}))
 
 
@@ -282,52 +277,41 @@ def test_a_token_goes_nowhere_unencrypted(
     assert ("sesame-street" in str(file.headers)) is sends
 
 
-def hub(server: Server, storage: Server) -> None:
-    """As Hugging Face answers: a listing of two pages, small files, and a large one elsewhere."""
-    small = b"label,text\n"
-    git = hashlib.sha1(b"blob %d\0" % len(small) + small).hexdigest()
-    tree = "/api/datasets/me/reviews/tree/v1?recursive=true"
-    rows: list[dict[str, Any]] = [
-        {"type": "directory", "path": "data"},
-        {"type": "file", "path": "data/labels.csv", "size": len(small), "oid": git},
-        {
-            "type": "file",
-            "path": "data/train.bin",
-            "size": len(CONTENT),
-            "oid": "0" * 40,
-            "lfs": {"oid": SHA256, "size": len(CONTENT)},
-        },
-        {"type": "file", "path": "README.md", "size": 1, "oid": "0" * 40},
-    ]
-    server.files = {
-        tree: json.dumps(rows).encode(),
-        "/datasets/me/reviews/resolve/v1/data/labels.csv": small,
-    }
-    server.redirects["/datasets/me/reviews/resolve/v1/data/train.bin"] = f"{storage.url}/blob"
-    server.token = "hf_sesame"
+@pytest.fixture
+def moved(here: Staged, server: Server, storage: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a file that needs a token, and lies on another server: another name."""
+    server.redirects["/some/train.bin"] = f"{storage.url}/blob"
+    server.token = "sesame-street"
+    monkeypatch.setenv("CLUSTERCTL_HTTPS_TOKEN", server.token)
+    give_python(here, HASTY)
+    return server.url.replace("127.0.0.1", "localhost") + "/some/train.bin"
 
 
-def test_the_hub_is_asked_with_the_token_and_its_storage_without(
-    call: Call, here: Staged, server: Server, storage: Server, monkeypatch: pytest.MonkeyPatch
+def test_a_token_stays_with_the_server_that_was_asked(
+    call: Call, here: Staged, storage: Server, moved: str
 ) -> None:
-    hub(server, storage)
-    # Another name, so that it is another server than the storage.
-    monkeypatch.setenv("HF_ENDPOINT", server.url.replace("127.0.0.1", "localhost"))
-    monkeypatch.setenv("HF_TOKEN", "")
-    monkeypatch.setenv("HF_HOME", str(here.folder))
-    refused = call("data", "get", "hf://datasets/me/reviews@v1/data")
-    assert (refused.code, "HF_TOKEN" in refused.err) == (3, True)
-    (here.folder / "token").write_text(f"{server.token}\n")
-    ok(call("data", "get", "hf://datasets/me/reviews@v1/data"))
-    assert data(here, "worker-3", "reviews/data/labels.csv").read_bytes() == b"label,text\n"
-    assert data(here, "worker-3", "reviews/data/train.bin").read_bytes() == CONTENT
-    assert not data(here, "worker-3", "reviews/README.md").exists()
-    assert [header for _, _, header in storage.asked] == [""]
+    """Also where the download breaks off and goes on."""
+    storage.break_after = [1_000_000]
+    ok(call("data", "get", moved))
+    assert [(wanted, token) for _, wanted, token in storage.asked] == [
+        ("", ""),
+        ("bytes=1000000-", ""),
+    ]
+    assert data(here, "worker-2", "train/train.bin").read_bytes() == CONTENT
     storage.files["/blob"] = CONTENT[:-1] + b"?"
-    data(here, "worker-1", ".reviews.files").unlink()
-    spoiled = call("data", "get", "hf://datasets/me/reviews@v1/data")
-    assert (spoiled.code, SHA256 in spoiled.err) == (3, True)
-    assert data(here, "worker-1", "reviews/data/train.bin").read_bytes() == CONTENT
+    spoiled = call("data", "get", moved, "--sha256", SHA256[::-1])
+    assert (spoiled.code, SHA256[::-1] in spoiled.err) == (3, True)
+    assert data(here, "worker-1", "train/train.bin").read_bytes() == CONTENT
+
+
+def test_a_server_that_is_asked_too_often_is_asked_again(
+    call: Call, here: Staged, server: Server
+) -> None:
+    give_python(here, HASTY)
+    server.refusals["/some/train.bin"] = [429, 503]
+    said = ok(call("data", "get", f"{server.url}/some/train.bin"))
+    assert "trying again" in said.err
+    assert data(here, "worker-1", "train/train.bin").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -335,7 +319,6 @@ def test_the_hub_is_asked_with_the_token_and_its_storage_without(
     [
         ("https://me:secret@host/file", "CLUSTERCTL_HTTPS_TOKEN"),
         ("https://host/", "does not name a file"),
-        ("hf://datasets/alone", "does not name a repository"),
         ("https://host/..", "is not a valid"),
     ],
 )
