@@ -1,5 +1,4 @@
-"""`image build`: a node image from `docker/`, on this machine's engine. `image lock`: the checksums
-that its list lacks.
+"""`image build`: a node image from `docker/`, on this machine's engine.
 
 Whatever comes over the network besides the distribution's own packages is fetched here and not in
 the build: a mirror, a certificate authority or a wheel of this machine then serves, and none of
@@ -8,7 +7,6 @@ them ends up in the image. `docker/downloads.json` lists all of it with checksum
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import sys
@@ -84,41 +82,6 @@ def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Bu
     return Built(catalog.COMPILED_FOR.get(name, name), reference, id, int(size), bool(push))
 
 
-@COPIED.count_download()
-def lock(name: str, *, on_line: Reporter) -> dict[str, str]:
-    """Fetches the wheels of the image `name` that have no checksum, and writes down what they have:
-    their SHA-256 by name and version.
-
-    Raises ProviderError where one cannot be fetched, or the list not be written.
-    """
-    _check_known(name)
-    downloads = registry.read_downloads()
-    rows = [row for row in downloads["wheels"] if name in row["images"] and not row["sha256"]]
-    found = {}
-    with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
-        for row in rows:
-            what = f"{row['name']} {row['version']}"
-            on_line(f"fetching {what}")
-            wanted, wheels = Path(scratch, "requirements.txt"), Path(scratch, row["name"])
-            wanted.write_text(f"{row['name']}=={row['version']}\n")
-            _run_pip(name, make_pip_argv(wanted, wheels, downloads, hashes=False), downloads)
-            (wheel,) = wheels.iterdir()
-            row["sha256"] = found[what] = hash_file(wheel)
-            # Gigabytes each.
-            wheel.unlink()
-    if not found:
-        return found
-    try:
-        registry.find_path().write_text(json.dumps(downloads, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        lines = ", ".join(f"{what}: {digest}" for what, digest in found.items())
-        raise ProviderError(
-            f"{registry.find_path()} could not be written: {describe_reason(error)}",
-            hint=f"write there: {lines}",
-        ) from None
-    return found
-
-
 def _check_known(name: str) -> None:
     known = registry.list_names()
     if name not in known:
@@ -156,8 +119,8 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Report
         (context / path).parent.mkdir(parents=True, exist_ok=True)
         (context / path).write_text(text)
     on_line("downloading the wheels")
-    wheels = context / "wheels"
-    _run_pip(name, make_pip_argv(context / "requirements.txt", wheels, downloads), downloads)
+    argv = make_pip_argv(context / "requirements.txt", context / "wheels", downloads)
+    _run_pip(name, argv, downloads)
     download_sources(registry.list_sources(name, downloads), context / "sources", on_line)
 
 
@@ -200,9 +163,7 @@ def download_sources(rows: Mapping[str, dict[str, Any]], folder: Path, on_line: 
             )
 
 
-def make_pip_argv(
-    requirements: Path, wheels: Path, downloads: dict[str, Any], *, hashes: bool = True
-) -> list[str]:
+def make_pip_argv(requirements: Path, wheels: Path, downloads: dict[str, Any]) -> list[str]:
     """pip's command line: for the Python of the image, whatever runs here."""
     python = downloads["base"]["python"]
     abi = "cp" + python.replace(".", "")
@@ -212,8 +173,7 @@ def make_pip_argv(
     return [
         # Isolated: what lies in the current folder would be imported before pip, also as root.
         *(sys.executable, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input"),
-        *("download", "--quiet", "--no-deps", "--only-binary=:all:"),
-        *(["--require-hashes"] if hashes else []),
+        *("download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes"),
         *words,
         *("--dest", str(wheels), "--requirement", str(requirements)),
     ]

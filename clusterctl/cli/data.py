@@ -18,7 +18,6 @@ from clusterctl.options.clusters import (
     DataList,
     DataPush,
     ImageBuild,
-    ImageLock,
 )
 
 
@@ -95,7 +94,7 @@ def data_index(given: DataIndex, console: Console) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# Verbs about images: image build, image lock.
+# The verb about images.
 
 
 def image_build(given: ImageBuild, console: Console) -> None:
@@ -107,18 +106,3 @@ def image_build(given: ImageBuild, console: Console) -> None:
     use = f"--image {built.kind}={built.reference}"
     console.note(f"{done}: {format_bytes(built.size)}; use it with {use}")
     console.document(pick(built, "reference", "id", "size", "pushed"))
-
-
-def image_lock(given: ImageLock, console: Console) -> None:
-    given.apply_limits((), console.note)
-    with console.show_waiting(moved=common.count_moved if sys.stderr.isatty() else None):
-        found = images.lock(given.name, on_line=console.step)
-    for wheel, digest in found.items():
-        console.result(f"{digest}  {wheel}")
-    console.note(
-        f"{len(found)} checksums written. They are those of the files that this machine received:"
-        " compare them with a second source before you trust them"
-        if found
-        else f"the image {given.name!r} lacks no checksums"
-    )
-    console.document({"checksums": found})

@@ -463,9 +463,8 @@ def check_complete(name: str, listed: Downloads) -> None:
         raise ProviderError(
             f"the image {name!r} is not built: docker/downloads.json has no checksum for"
             f" {', '.join(unknown)}",
-            hint=f"`clusterctl image lock {name}` downloads the files from {where} and adds"
-            " their checksums (docs/images.md); `up` also takes another image: --image"
-            f" {name}=IMAGE",
+            hint=f"download the files from {where}, and write what sha256sum says of them into that"
+            f" list (docs/images.md); `up` also takes another image: --image {name}=IMAGE",
         )
 
 

@@ -517,11 +517,3 @@ class ImageBuild(Common, heading=DATA, module="data"):
     push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
     base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
     cluster = cluster_option(table.NEVER)
-
-
-class ImageLock(Common, heading=DATA, module="data"):
-    """Add missing checksums to docker/downloads.json: download the files and hash them."""
-
-    examples = ("clusterctl image lock nvidia",)
-    name = text("", ARGUMENTS, _RECIPES, "NAME")
-    cluster = cluster_option(table.NEVER)

@@ -282,7 +282,6 @@ VERBS: dict[str, type[Verb]] = {
     "data list": clusters.DataList,
     "data index": clusters.DataIndex,
     "image build": clusters.ImageBuild,
-    "image lock": clusters.ImageLock,
 }
 FAMILIES = {
     "bench": "Measure all-reduces, and how a program scales.",

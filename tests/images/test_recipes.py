@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from clusterctl.core.catalog import NODE_PACKAGES
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from tests.conftest import Need
-from tests.unit.calling import ROOT, clusterctl
 
 DOCKER = Path(__file__).parents[2] / "docker"
 DOWNLOADS = json.loads((DOCKER / "downloads.json").read_text())
@@ -279,54 +276,7 @@ def test_what_has_no_checksum_is_not_built(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().err
     assert "no checksum for" in said
     assert "torch 2.10.0+rocm" in said
-    assert "clusterctl image lock amd" in said
-
-
-@pytest.mark.all
-def test_missing_checksums_are_fetched_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a checkout of its own."""
-    folder = tmp_path / "docker"
-    shutil.copytree(DOCKER, folder)
-    shutil.copytree(ROOT / "clusterctl", tmp_path / "clusterctl")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    (tmp_path / "links").mkdir()
-    wheels = {}
-    for row in DOWNLOADS["wheels"]:
-        if not row["sha256"]:
-            stem = f"{row['name'].replace('-', '_')}-{row['version']}"
-            wheels[row["name"]] = wheel = tmp_path / "links" / f"{stem}-py3-none-any.whl"
-            with zipfile.ZipFile(wheel, "w") as archive:
-                meta = f"Metadata-Version: 2.1\nName: {row['name']}\nVersion: {row['version']}\n"
-                archive.writestr(f"{stem}.dist-info/METADATA", meta)
-                archive.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
-    assert wheels
-    before = (folder / "downloads.json").read_text()
-    away = wheels["triton"].rename(tmp_path / wheels["triton"].name)
-    said = clusterctl("image", "lock", "amd", PYTHONPATH="")
-    assert said.returncode == 3
-    assert "triton" in said.stderr
-    assert (folder / "downloads.json").read_text() == before, "half a list is worse than none"
-    away.rename(wheels["triton"])
-    said = clusterctl("image", "lock", "amd", "--json", PYTHONPATH="")
-    assert said.returncode == 0, said.stderr
-    document = json.loads(said.stdout)
-    rows = json.loads((folder / "downloads.json").read_text())["wheels"]
-    for old, new in zip(DOWNLOADS["wheels"], rows, strict=True):
-        if old["sha256"]:
-            assert old == new
-            continue
-        digest = hashlib.sha256(wheels[new["name"]].read_bytes()).hexdigest()
-        assert new == {**old, "sha256": digest}
-        assert document["checksums"][f"{new['name']} {new['version']}"] == digest
-    said = clusterctl("image", "lock", "amd", PYTHONPATH="")
-    assert said.returncode == 0
-    assert "lacks no checksums" in said.stderr
-    assert main.execute(["image", "lock", "amd", "--base", "debian"]) == 2
-    assert main.execute(["image", "lock", "cqu"]) == 2
+    assert "sha256sum" in said
 
 
 def test_wheels_of_every_age_are_asked_for() -> None:

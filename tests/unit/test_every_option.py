@@ -150,7 +150,7 @@ def scenes() -> list[Scene]:
         ),
         Scene("gc", ("--yes",)),
         Scene("gc", ("--adopt", "lab-9", "--yes"), circumstances=frozenset({"adopt"})),
-        *(Scene(verb, ("cpu",)) for verb in ("image build", "image lock")),
+        Scene("image build", ("cpu",)),
         *(Scene(verb) for verb in ("data list", "data index")),
         Scene("check"),
         Scene("check", ("--real",), circumstances=frozenset({"real"})),
