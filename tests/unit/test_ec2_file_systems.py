@@ -29,12 +29,11 @@ def rule(**changes: Any) -> list[dict[str, Any]]:
 @dataclass
 class Account:
     """A VPC with a public subnet in each of two zones. EFS has mount targets in `targets`, by zone;
-    FSx has `fsx`, with volumes by junction path; both are behind a group with these `rules`."""
+    FSx has `fsx`; both are behind a group with these `rules`."""
 
     targets: tuple[str, ...] = ("us-east-1a", "us-east-1b")
     state: str = "available"
     fsx: str = ""
-    volumes: tuple[str, ...] = ()
     rules: list[dict[str, Any]] = field(default_factory=rule)
     zones: tuple[str, ...] = ("us-east-1a", "us-east-1b")
     denied: str = ""
@@ -58,7 +57,7 @@ class Region(Offering):
         values = {
             value
             for one in arguments.get("Filters", ())
-            if one["Name"] not in ("vpc-id", "file-system-id")
+            if one["Name"] != "vpc-id"
             for value in one["Values"]
         }
         ids = [
@@ -109,21 +108,6 @@ class Region(Offering):
         ]
 
     def _fsx(self, key: str, arguments: Any) -> list[Any]:
-        if key == "Volumes":
-            paths = ("/", *self._ask_account.volumes)
-            return [
-                {
-                    "OntapConfiguration": {
-                        "JunctionPath": path,
-                        "StorageVirtualMachineId": "svm-00000000000000001",
-                    }
-                    | {"StorageVirtualMachineRoot": path == "/"}
-                }
-                for path in paths
-            ]
-        if key == "StorageVirtualMachines":
-            assert arguments["StorageVirtualMachineIds"] == ["svm-00000000000000001"]
-            return [{"Endpoints": {"Nfs": {"DNSName": f"svm-00000000000000001.{FSX}.fsx.example"}}}]
         if arguments["FileSystemIds"] != [FSX] or not self._ask_account.fsx:
             text = "File system 'fs-1' does not exist."
             raise refusals.make_refusal(
@@ -189,9 +173,7 @@ def test_a_zone_without_a_mount_target_is_no_place_for_the_cluster() -> None:
         (Account(fsx="OPENZFS", state="DELETING"), FSX, "it is FSx for Openzfs, deleting"),
         (Account(fsx="LUSTRE"), FSX, f"{FSX} cannot be mounted over NFS: it is FSx for Lustre"),
         (Account(fsx="WINDOWS"), FSX, "it is FSx for Windows, available"),
-        (Account(fsx="ONTAP"), FSX, r"has 0 volumes \(junction paths: none\)"),
-        (Account(fsx="ONTAP", volumes=("/a", "/b")), FSX, r"2 volumes.*\(junction paths: /a, /b\)"),
-        (Account(fsx="ONTAP", volumes=("/a",)), f"{FSX}:/c", "has no volume at /c"),
+        (Account(fsx="ONTAP"), FSX, "it is FSx for Ontap, available"),
     ],
 )
 def test_what_cannot_be_mounted_is_refused(account: Account, wanted: str, said: str) -> None:
@@ -200,28 +182,13 @@ def test_what_cannot_be_mounted_is_refused(account: Account, wanted: str, said: 
     assert told.value.hint
 
 
-@pytest.mark.parametrize(
-    ("account", "wanted", "source"),
-    [
-        (Account(fsx="OPENZFS"), FSX, f"{FSX}.fsx.example:/fsx"),
-        (Account(fsx="OPENZFS"), f"{FSX}:/fsx/team", f"{FSX}.fsx.example:/fsx/team"),
-        (
-            Account(fsx="ONTAP", volumes=("/vol1",)),
-            FSX,
-            f"svm-00000000000000001.{FSX}.fsx.example:/vol1",
-        ),
-        (
-            Account(fsx="ONTAP", volumes=("/a", "/b")),
-            f"{FSX}:/b",
-            f"svm-00000000000000001.{FSX}.fsx.example:/b",
-        ),
-    ],
-)
-def test_fsx_with_nfs_serves_all_zones(account: Account, wanted: str, source: str) -> None:
-    found = survey(account, wanted)
+@pytest.mark.parametrize(("folder", "path"), [("", "/fsx"), (":/fsx/team", "/fsx/team")])
+def test_fsx_with_nfs_serves_all_zones(folder: str, path: str) -> None:
+    found = survey(Account(fsx="OPENZFS"), f"{FSX}{folder}")
     assert found.file_system
     assert found.zones == ("us-east-1a", "us-east-1b")
-    assert {found.file_system.name_source(zone) for zone in found.zones} == {source}
+    sources = {found.file_system.name_source(zone) for zone in found.zones}
+    assert sources == {f"{FSX}.fsx.example:{path}"}
 
 
 def test_who_may_not_ask_hears_which_right_is_missing() -> None:
@@ -278,11 +245,6 @@ def test_a_network_that_is_named_has_to_be_that_of_the_file_system() -> None:
     [
         ("efs", "describe_mount_targets", "MountTargets", {"FileSystemId": EFS}),
         ("fsx", "describe_file_systems", "FileSystems", {"FileSystemIds": [FSX]}),
-        ("fsx", "describe_volumes", "Volumes", {"Filters": []}),
-        (
-            *("fsx", "describe_storage_virtual_machines", "StorageVirtualMachines"),
-            {"StorageVirtualMachineIds": ["svm-00000000000000001"]},
-        ),
     ],
 )
 def test_the_answers_in_these_tests_are_as_aws_writes_them(
@@ -292,7 +254,7 @@ def test_the_answers_in_these_tests_are_as_aws_writes_them(
     import boto3
     from botocore.stub import Stubber
 
-    answer = Region(Account(fsx="ONTAP", volumes=("/a",))).list_all(action, key, service, **words)
+    answer = Region(Account(fsx="OPENZFS")).list_all(action, key, service, **words)
     needed = {"FileSystemId": EFS, "MountTargetId": "fsmt-00000001", "SubnetId": "subnet-00000001"}
     answer = [{**needed, **item} for item in answer] if service == "efs" else answer
     client = boto3.client(service, region_name="us-east-1")

@@ -463,8 +463,6 @@ NFS = 2049
 _UNKNOWN = "FileSystemNotFound"
 _USABLE = {"available", "updating", "misconfigured"}
 """States of a file system that can be mounted, of EFS and FSx."""
-_FSX = {"OPENZFS": "FSx for OpenZFS", "ONTAP": "FSx for NetApp ONTAP"}
-"""What has NFS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -546,40 +544,18 @@ def _find_efs(api: Api, wanted: str, id: str, path: str) -> FileSystem:
 def _find_fsx(api: Api, wanted: str, id: str, path: str) -> FileSystem:
     [item] = api.list_all("describe_file_systems", "FileSystems", "fsx", FileSystemIds=[id])
     kind, state = item["FileSystemType"], str(item["Lifecycle"]).lower()
-    if kind not in _FSX or state not in _USABLE:
+    if kind != "OPENZFS" or state not in _USABLE:
         raise UsageError(
             f"{id} cannot be mounted over NFS: it is FSx for {kind.capitalize()}, {state}",
-            hint="give an available file system of EFS, FSx for OpenZFS or FSx for NetApp ONTAP;"
-            " for Lustre, link it to a bucket and use `clusterctl data get s3://…`",
+            hint="give an available file system of EFS or FSx for OpenZFS; for Lustre, link it to a"
+            " bucket and use `clusterctl data get s3://…`",
         )
-    source = (
-        _find_ontap(api, id, path) if kind == "ONTAP" else f"{item['DNSName']}:{path or '/fsx'}"
+    target = MountTarget(
+        source=f"{item['DNSName']}:{path or '/fsx'}",
+        interfaces=tuple(item.get("NetworkInterfaceIds", ())),
     )
-    interfaces = tuple(item.get("NetworkInterfaceIds", ()))
-    target = MountTarget(source=source, interfaces=interfaces)
-    return FileSystem(wanted=wanted, kind=_FSX[kind], vpc=str(item["VpcId"]), targets={"": target})
-
-
-def _find_ontap(api: Api, id: str, path: str) -> str:
-    """The volume at that junction path, else the only one. Raises UsageError."""
-    asked = [{"Name": "file-system-id", "Values": [id]}]
-    found = api.list_all("describe_volumes", "Volumes", "fsx", Filters=asked)
-    volumes = {
-        str(one["JunctionPath"]): str(one["StorageVirtualMachineId"])
-        for one in (item["OntapConfiguration"] for item in found)
-        if one.get("JunctionPath") and not one.get("StorageVirtualMachineRoot")
-    }
-    chosen = path or (next(iter(volumes)) if len(volumes) == 1 else "")
-    if chosen not in volumes:
-        raise UsageError(
-            f"{id} has {f'no volume at {path}' if path else f'{len(volumes)} volumes'} (junction"
-            f" paths: {', '.join(sorted(volumes)) or 'none'})",
-            hint=f"name one: --shared {id}:/PATH",
-        )
-    key, ids = "StorageVirtualMachines", [volumes[chosen]]
-    action = "describe_storage_virtual_machines"
-    [machine] = api.list_all(action, key, "fsx", StorageVirtualMachineIds=ids)
-    return f"{machine['Endpoints']['Nfs']['DNSName']}:{chosen}"
+    vpc = str(item["VpcId"])
+    return FileSystem(wanted=wanted, kind="FSx for OpenZFS", vpc=vpc, targets={"": target})
 
 
 def fill_in_network(options: ClusterSpec, found: FileSystem | None) -> ClusterSpec:
