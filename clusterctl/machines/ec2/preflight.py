@@ -493,7 +493,7 @@ WORKERS = 2
 
 
 def diagnose() -> tuple[CheckRow, ...]:
-    """Credentials; then every quota, and for every family its zones and its machine image."""
+    """Credentials; then the quotas of the families, and the zones and machine image of each."""
     end = Deadline(LIMIT)
     try:
         api, account = end.await_result(run_in_background(_identify))
@@ -506,22 +506,10 @@ def diagnose() -> tuple[CheckRow, ...]:
         lambda: count_used(api, api.list_instances(states=("pending", "running")))
     )
     asked: dict[str, Callable[[], CheckRow]] = {}
-    others: dict[str, dict[str, str]] = {"quotas of other types": {}, "spot quotas": {}}
     for quota in catalog.QUOTAS:
-        if quota.spot:
-            name = (quota.spot_name or quota.name).partition(" (")[0]
-            others["spot quotas"][name] = quota.spot
         if any(catalog.find_quota(name) == quota for name in names):
             subject = f"quota {quota.name.partition(' (')[0]}"
             asked[subject] = partial(_check_quota, api, quota, types, used, subject)
-        else:
-            others["quotas of other types"][quota.name] = quota.on_demand
-    # One asked after the other: AWS lets few such questions through at a time.
-    said = run_in_background(
-        lambda: {subject: _describe_quotas(api, codes) for subject, codes in others.items()}
-    )
-    for subject in others:
-        asked[subject] = partial(lambda key: CheckRow("ok", key, said.result()[key]), subject)
     for family in catalog.FAMILIES.values():
         subject = f"EC2 {family.name}"
         asked[subject] = partial(_check_family, api, family, subject)
@@ -564,16 +552,6 @@ def _check_quota(
         return CheckRow("ok", subject, text)
     hint = render_request(quota.on_demand, taken + needs)
     return CheckRow("warning", subject, f"{text}; `{command}` takes {needs}", hint)
-
-
-def _describe_quotas(api: Api, codes: dict[str, str]) -> str:
-    said = []
-    for name, code in codes.items():
-        try:
-            said.append(f"{name} {api.find_quota(code):g}")
-        except ProviderError:
-            said.append(f"{name} ?")
-    return f"vCPUs: {', '.join(said)}"
 
 
 def _list_defaults(
