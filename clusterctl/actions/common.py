@@ -165,12 +165,6 @@ def count_copied() -> tuple[int, int | None]:
     return COPIED.read(), COPIED.left
 
 
-def count_moved() -> tuple[int, int | None]:
-    """The same with what programs have downloaded that this process has started."""
-    size, left = count_copied()
-    return size + COPIED.downloaded, left
-
-
 def connect_or_report(pool: Pool, names: Sequence[str], report: Reporter) -> dict[str, str]:
     """Connects to these nodes; returns those that do not answer, each with the reason. Says whom
     it waits for."""

@@ -21,7 +21,6 @@ from typing import Any
 from clusterctl import process
 from clusterctl.core import catalog
 from clusterctl.core.model import Reporter
-from clusterctl.core.progress import COPIED
 from clusterctl.data.datasets import hash_file
 from clusterctl.errors import ProviderError, UsageError, describe_reason
 from clusterctl.machines import registry
@@ -43,7 +42,6 @@ class Built:
     pushed: bool
 
 
-@COPIED.count_download()
 def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Built:
     """Builds the image `name` and pushes it to the repository `push`, if given.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import typer
@@ -99,7 +98,7 @@ def data_index(given: DataIndex, console: Console) -> None:
 
 def image_build(given: ImageBuild, console: Console) -> None:
     given.apply_limits((), console.note)
-    with console.show_waiting(moved=common.count_moved if sys.stderr.isatty() else None):
+    with console.show_waiting():
         built = images.build(given.name, push=given.push, base=given.base, on_line=console.step)
     console.result(built.reference)
     done = "built and pushed" if built.pushed else "built"

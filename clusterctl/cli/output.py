@@ -376,9 +376,7 @@ def show_staging(console: Console) -> ExitStack:
     from clusterctl.actions import common
 
     stack = ExitStack()
-    # Lines in a pipe are about copies alone.
-    moved = common.count_moved if sys.stderr.isatty() else common.count_copied
-    stack.enter_context(console.show_waiting(moved=moved, only_copies=True))
+    stack.enter_context(console.show_waiting(moved=common.count_copied, only_copies=True))
     return stack
 
 

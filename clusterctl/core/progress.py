@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 # -------------------------------------------------------------------------------------------------
 # How fast bytes move, and when the rest of them will have come. Pure.
@@ -206,25 +205,7 @@ def _compute_median(values: list[float]) -> float:
 
 
 # -------------------------------------------------------------------------------------------------
-# How many bytes copies to and from nodes have moved in this process, and programs that it has
-# started have downloaded, for people who wait.
-
-
-INNER = ("lo:", "docker", "veth", "br-")
-"""Interfaces that lead nowhere, or to containers: their bytes would count twice."""
-NETWORK = Path("/proc/net/dev")
-MB = 1_000_000
-
-
-def count_network() -> int:
-    """Bytes that the network interfaces of this machine have carried, in and out; 0 where its
-    kernel does not tell (Linux does: proc_net(5))."""
-    try:
-        lines = NETWORK.read_text(encoding="ascii").splitlines()[2:]
-    except OSError:
-        return 0
-    rows = (line.replace(":", ": ").split() for line in lines)
-    return sum(int(row[1]) + int(row[9]) for row in rows if not row[0].startswith(INNER))
+# How many bytes copies to and from nodes have moved in this process, for people who wait.
 
 
 class Copy:
@@ -241,10 +222,7 @@ class Copy:
 class Meter:
     """Counts from several threads."""
 
-    def __init__(self, count: Callable[[], int] = count_network) -> None:
-        self._count = count
-        self._downloaded = 0
-        self._since: list[int] = []
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bytes = 0
         self._open: list[Copy] = []
@@ -265,30 +243,8 @@ class Meter:
             with self._lock:
                 self._open.remove(copy)
 
-    @contextmanager
-    def count_download(self) -> Iterator[None]:
-        """Around a program that downloads, or uploads, and does not tell how much."""
-        began = self._count()
-        with self._lock:
-            self._since.append(began)
-        try:
-            yield
-        finally:
-            ended = self._count()
-            with self._lock:
-                self._since.remove(began)
-                self._downloaded += ended - began
-
     def read(self) -> int:
         return self._bytes
-
-    @property
-    def downloaded(self) -> int:
-        """Whole megabytes, in bytes: the traffic that there always is should not look like a
-        download. What other programs have received meanwhile is among it."""
-        now = self._count() if self._since else 0
-        with self._lock:
-            return (self._downloaded + sum(now - began for began in self._since)) // MB * MB
 
     @property
     def left(self) -> int | None:

@@ -28,7 +28,6 @@ import msgspec
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Cluster, Node, Python, make_error
-from clusterctl.core.progress import COPIED
 from clusterctl.core.text import count, format_bytes, parse_toml, read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
@@ -304,8 +303,7 @@ class _Environment:
                 if not is_like_here(node):
                     options += ["--no-build"]
                 target = make_target_options(node)
-                with COPIED.count_download():
-                    call_uv(wanted.source, "pip", "install", "--quiet", *options, *target)
+                call_uv(wanted.source, "pip", "install", "--quiet", *options, *target)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
             self._report(f"copying {format_bytes(size)} of packages to {node.name}")
             place = self._locate_packages(node, self._locate_scratch(node))

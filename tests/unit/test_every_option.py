@@ -220,7 +220,7 @@ ACTIONS = {
     compare: "compare_jobs",
     doctor: "diagnose",
     down: "take_down",
-    images: "build lock",
+    images: "build",
     jobs: "read_logs cancel fetch collect_metrics follow",
     access: "open_shell execute copy forward install uninstall include",
     rerun: "rerun",
