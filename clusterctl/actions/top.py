@@ -56,7 +56,7 @@ def _make_frame(
     after: dict[str, Look],
     ceilings: Mapping[str, float],
 ) -> TopFrame:
-    ranks = top.make_rank_lines(before, after)
+    ranks = tuple(top.place_unseen(job, top.make_rank_lines(before, after), after))
     now = time.time()
     end = job.finished or now
     return TopFrame(

@@ -1,6 +1,6 @@
 """What became of a job: whether it waits, runs, has succeeded, failed, or is lost, and why.
 
-`state_file` has the facts that all this is judged by.
+Below are the facts that all this is judged by.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clusterctl.core.text import count
 # The state file of a job: the facts that its scripts note on the nodes.
 #
 # The scripts (templates/job, templates/batch) append lines to the file `state` in the job's
-# folder, and judge nothing: `job_state` does. TIME is in seconds since the epoch. A line counts
+# folder, and judge nothing: this module does. TIME is in seconds since the epoch. A line counts
 # for the attempt before it:
 #
 #     queued TIME                       it waits for its turn, or is back in the queue

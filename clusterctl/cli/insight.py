@@ -312,7 +312,7 @@ def render(frame: TopFrame, height: int | None = None) -> str:
 def _list_rank(line: RankLine) -> dict[str, object]:
     return {
         "rank": line.rank,
-        "node": line.node if line.alive else f"{line.node} (ended)",
+        "node": f"{line.node} (ended)" if line.alive is False else line.node,
         "step": "-" if line.step is None else f"{line.step:g}",
         "s/step": _format_number(line.step_seconds),
         "loss": _format_number(line.loss),
@@ -348,7 +348,9 @@ def _choose(
     space = max(2, space - 1)
     there = min(len(nodes), max(space // 2, space - len(ranks)))
     here = min(len(ranks), space - there)
-    behind = sorted(ranks, key=lambda line: (line.alive, line.step or 0.0, line.rank))[:here]
+    behind = sorted(ranks, key=lambda line: (line.alive is not False, line.step or 0.0, line.rank))[
+        :here
+    ]
     silent = sorted(nodes, key=lambda node: not node.error)[:there]
     hidden = (("rank", len(ranks) - here), ("node", len(nodes) - there))
     left_out = [count(number, f"more {what}") for what, number in hidden if number]

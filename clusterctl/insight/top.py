@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from clusterctl.core.job import UNPLACED, Job
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.node_views import read_process
@@ -106,9 +107,9 @@ class RankLine:
 
     rank: int
     node: str
-    alive: bool
+    alive: bool | None
     cpu: float | None
-    memory: int
+    memory: int | None
     step: float | None
     step_seconds: float | None
     loss: float | None
@@ -214,6 +215,18 @@ def make_rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tu
                 )
             )
     return tuple(sorted(found, key=lambda line: line.rank))
+
+
+def place_unseen(job: Job, lines: Iterable[RankLine], asked: Container[str]) -> Iterator[RankLine]:
+    """Where the ranks run. On the login node of a batch system, only their output is seen."""
+    for line in lines:
+        node = job.find_node(line.rank)
+        if node in asked or not node:
+            yield line
+        else:
+            node = line.node if node == UNPLACED else node
+            alive = False if job.state.ended else None
+            yield replace(line, node=node, alive=alive, memory=None)
 
 
 IDLE = 0.02

@@ -26,7 +26,7 @@ _SLOTS = {name: row.slots for name, row in BATCH_SYSTEMS.items() if row.slots}
 
 ONLY = Limit(
     f"works only with {_join_titles(ALL)}",
-    f"leave it out, or `clusterctl attach NAME {join_words([*FLAGS], 'or')}`",
+    f"leave it out, or `clusterctl attach NAME {'` or `'.join(FLAGS)}`",
     only=frozenset(BATCH_SYSTEMS),
 )
 TERMINAL = ONLY._replace(hint="`clusterctl ssh` opens a shell on a node of this cluster")

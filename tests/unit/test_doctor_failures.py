@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.core.job import JobState
+from clusterctl.core.job import JobState, Placement
 from clusterctl.insight.doctor import causes
 from tests.unit.diagnosed import (
     C10D,
@@ -28,6 +28,16 @@ def test_the_first_failure_counts_by_one_clock() -> None:
     assert kinds(found) == ["exit", "clock"]
     assert "rank 0 on worker-1" in found[0].text
     assert found[1].text == "the clock of worker-2 is 60.0 s behind"
+
+
+def test_a_rank_is_where_it_was_placed() -> None:
+    """On a batch system, its output is on the login node, which is all that is asked."""
+    login = view("login", "rank 1", *failed(7, START + 10))
+    placed = Placement(node="c2", first=1, count=1)
+    job = running(state=JobState.FAILED, placement=(placed,))
+    [finding] = causes.judge(seen(login, made=job))
+    assert "rank 1 on c2 ended with code 7" in finding.text
+    assert finding.nodes == ("c2",)
 
 
 MET = "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes"

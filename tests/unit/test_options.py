@@ -56,6 +56,14 @@ def test_help_names_a_variable_that_is_read(verb: str, call: Call) -> None:
     assert option.settable
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_command_in_a_hint_can_be_pasted(verb: str) -> None:
+    """Between backquotes is one command, not a choice of two."""
+    hints = (limit.hint for row in VERBS[verb].options().values() for limit in row.limits)
+    commands = [found for hint in hints for found in re.findall("`([^`]+)`", hint)]
+    assert not [command for command in commands if " or " in command]
+
+
 def test_the_hint_for_an_expression_can_be_pasted(call: Call) -> None:
     words = shlex.split(call("logs", "--grep", "it's (", "1").err.partition("literally: ")[2])
     assert words[0] == "--grep"

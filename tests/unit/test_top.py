@@ -12,10 +12,12 @@ import pytest
 
 from clusterctl.cli.insight import render
 from clusterctl.core.assets import render as render_template
+from clusterctl.core.job import UNPLACED, JobState, Placement
 from clusterctl.insight import top
 from clusterctl.insight.metrics import MARKS
 from clusterctl.insight.top import Look, TopFrame
 from clusterctl.insight.verify import Link, Measurements
+from tests.unit.making import cluster, job, spec
 
 
 def stat(pid: int, ticks: int, state: str = "R") -> str:
@@ -69,6 +71,26 @@ def test_ranks() -> None:
     assert first.alive
     assert (second.alive, second.cpu, second.step) == (False, None, None)
     assert top.estimate_left((first, second)) == first.left
+
+
+@pytest.mark.parametrize(
+    ("where", "state", "shown"),
+    [
+        ("c1", JobState.RUNNING, ["0 c1 20", "1 c1 -"]),
+        ("c1", JobState.FAILED, ["0 c1 (ended) 20", "1 c1 (ended) -"]),
+        (UNPLACED, JobState.RUNNING, ["0 w 20", "1 w -"]),
+        ("w", JobState.RUNNING, ["0 w 20", "1 w (ended) -"]),
+    ],
+)
+def test_ranks_on_nodes_that_cannot_be_asked(where: str, state: JobState, shown: list[str]) -> None:
+    """Of a batch system, only the login node is seen: nothing is said of processes elsewhere."""
+    placed = Placement(node=where, first=0, count=2)
+    made = job(cluster(), spec(ranks=2), state=state, placement=(placed,))
+    lines = tuple(top.place_unseen(made, top.make_rank_lines(BEFORE, AFTER), AFTER))
+    frame = TopFrame(100.0, 7, state.value, None, None, None, lines, ())
+    _, _, _, first, second = (" ".join(line.split()) for line in render(frame).splitlines())
+    assert [first[: len(shown[0])], second[: len(shown[1])]] == shown
+    assert second.endswith("0 B") == (where == "w")
 
 
 def test_nodes() -> None:

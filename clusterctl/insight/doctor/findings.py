@@ -9,7 +9,7 @@ from functools import cache
 
 from clusterctl.batch.verdict import correct
 from clusterctl.core import assets, stacks
-from clusterctl.core.job import Hang, Job
+from clusterctl.core.job import UNPLACED, Hang, Job
 from clusterctl.core.stacks import Stack
 from clusterctl.insight.node_views import NodeView, Rank, RankProcess
 
@@ -109,8 +109,15 @@ class Evidence:
         if len(ranks) != 1:
             return subject
         (number,) = ranks
-        node = self.ranks[number].node if number in self.ranks else self.job.find_node(number)
+        node = self.find_node(number)
         return Subject(f"{subject.name} on {node}" if node else subject.name, several=False)
+
+    def find_node(self, number: int) -> str:
+        """Where it runs, which is not where its output is seen on the login node of a batch
+        system; "" where neither is known."""
+        placed = self.job.find_node(number)
+        seen = self.ranks[number].node if number in self.ranks else placed
+        return seen if placed in {"", UNPLACED} else placed
 
     def name_each(self, ranks: Collection[int]) -> str:
         """With their nodes, as long as they are few."""
@@ -133,7 +140,7 @@ class Evidence:
         `serious`: else as the row has them."""
         words = load_words().findings[row]
         places = tuple(nodes) or tuple(
-            dict.fromkeys(self.ranks[number].node for number in ranks if number in self.ranks)
+            dict.fromkeys(self.find_node(number) for number in ranks if number in self.ranks)
         )
         facts["rank"], facts["node"] = next(iter(ranks), ""), next(iter(places), "")
         facts["who"], facts["each"] = self.name(ranks), self.name_each(ranks)
