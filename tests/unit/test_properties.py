@@ -288,6 +288,13 @@ def read_state(text: str) -> object:
         return terraform_folder.list_resources(Path(folder), "lab")
 
 
+def list_copies(text: str) -> object:
+    """What a note of copies on this machine says."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, ".worker-1.json").write_text(text)
+        return fetch.list_stored(Path(folder))
+
+
 FOREIGN: dict[str, Callable[[str], object]] = {
     "state": lambda text: verdict.judge(job(state=JobState.RUNNING), text),
     "slurm": lambda text: load_system("slurm").parse_status(job(state=JobState.RUNNING), text),
@@ -338,7 +345,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "known_hosts": lambda text: keys.find_keys(text, ["host", "[host]:22"]),
     "outputs.sh": lambda text: fetch.parse_outputs("worker-1", os.fsencode(text)),
     "mirrored.sh": lambda text: fetch.parse_mirror("launcher", os.fsencode(text)),
-    "copies": lambda text: fetch.parse_copies(text.encode()),
+    "copies": list_copies,
     "docker inspect": lambda text: containers.parse_containers(text),
     "Terraform's state": read_state,
     "follow.sh": lambda text: follow.parse_header(text.encode()),
