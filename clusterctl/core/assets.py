@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clusterctl.core import variables
+from clusterctl.core.text import decode_table
 
 T = TypeVar("T")
 
@@ -28,9 +29,7 @@ def find_folder(name: str) -> Path:
 def load_table(name: str, kind: type[T]) -> T:
     """A table of ours, the file clusterctl/NAME (TOML), as a value of that type, which its rows
     have to fit."""
-    from msgspec import toml
-
-    return toml.decode((_PACKAGE / name).read_bytes(), type=kind)
+    return decode_table(_PACKAGE / name, kind)
 
 
 @cache

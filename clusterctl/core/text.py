@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clusterctl.errors import UsageError
+
+T = TypeVar("T")
+
+_DECODING = threading.Lock()
+"""msgspec crashes where two threads learn a type at once."""
 
 
 def fold_runs(numbers: Iterable[int]) -> tuple[range, ...]:
@@ -110,6 +116,14 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     except RecursionError as error:
         raise UsageError(f"{name} is nested too deeply", hint="no table needs that") from error
     return settings
+
+
+def decode_table(path: Path, kind: type[T]) -> T:
+    """A TOML file of this package, as a value of that type, which its rows have to fit."""
+    from msgspec import toml
+
+    with _DECODING:
+        return toml.decode(path.read_bytes(), type=kind)
 
 
 def read_table(name: str) -> dict[str, Any]:

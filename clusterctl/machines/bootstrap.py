@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
@@ -442,8 +441,7 @@ class StepRow(msgspec.Struct, frozen=True):
 
 @cache
 def read_steps() -> dict[str, StepRow]:
-    text = Path(__file__).with_name("steps.toml").read_bytes()
-    return msgspec.toml.decode(text, type=dict[str, StepRow])
+    return assets.load_table("machines/steps.toml", dict[str, StepRow])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

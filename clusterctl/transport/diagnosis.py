@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from clusterctl.core.model import Node, NodeResult
+from clusterctl.core.text import decode_table
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.transport.protocol import OpenTunnel
 
@@ -100,8 +101,7 @@ class _Saying(msgspec.Struct, frozen=True):
 
 @cache
 def _read_sayings() -> dict[str, _Saying]:
-    text = Path(__file__).with_name("diagnosis.toml").read_bytes()
-    return msgspec.toml.decode(text, type=dict[str, _Saying])
+    return decode_table(Path(__file__).with_name("diagnosis.toml"), dict[str, _Saying])
 
 
 def explain(target: Target, failure: str, **values: object) -> ConnectError:
