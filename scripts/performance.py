@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -25,10 +24,7 @@ COMMANDS = (
     "verify",
     "bench allreduce --max-size 2MB",
     "bench scaling --ranks 1,2 multinode_ddp_mpi.py 4 4 --dataset digits --metrics",
-    "report --format md --output -",
 )
-SHOWN = {"report": ("## Jobs", "## Scaling")}
-"""Of long outputs, only these sections."""
 LIMIT = 1800.0
 
 
@@ -41,7 +37,7 @@ def main() -> None:
         try:
             for command in COMMANDS:
                 text = run(shlex.split(command), folder, env)
-                text = choose(text, SHOWN.get(command.split()[0]))
+                text = "\n".join(f"    {line}".rstrip() for line in text.rstrip().splitlines())
                 if command != COMMANDS[0]:
                     parts.append(f"`clusterctl {command}` prints:\n\n{text}")
         finally:
@@ -65,15 +61,6 @@ def run(words: list[str], folder: str, env: dict[str, str]) -> str:
     if done.returncode not in (0, 8):
         raise SystemExit(f"clusterctl {shlex.join(words)}: {done.stderr}")
     return done.stdout
-
-
-def choose(text: str, sections: tuple[str, ...] | None) -> str:
-    """The output as a block; of Markdown, these sections as they are, one heading lower."""
-    if sections is None:
-        return "\n".join(f"    {line}".rstrip() for line in text.rstrip().splitlines())
-    found = re.split(r"^(?=## )", text, flags=re.MULTILINE)
-    chosen = (part for part in found if part.startswith(sections))
-    return "\n".join(f"##{part.rstrip()}\n" for part in chosen).rstrip()
 
 
 if __name__ == "__main__":

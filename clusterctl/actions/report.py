@@ -22,32 +22,24 @@ from clusterctl.insight.report import (
     ReportData,
     Table,
     UpPhase,
-    count_plots,
     to_html,
-    to_markdown,
 )
 from clusterctl.insight.scaling import Curve, Curves
 from clusterctl.state.home import replace_file
 from clusterctl.state.store import Store
 
 Redact = Callable[[str], str]
-FEW_PLOTS = 3
-"""Plots of metrics that are drawn before anyone wonders."""
 
 
 def make(
-    store: Store, wanted: str | None, where: str | None, redact: Redact, report: Reporter, kind: str
+    store: Store, wanted: str | None, where: str | None, redact: Redact, report: Reporter
 ) -> str:
-    """The report, as `html` or `md`. `wanted`: a number of a job, or the name of a cluster; None:
+    """The report as HTML. `wanted`: a number of a job, or the name of a cluster; None:
     the cluster `where`, or the only one."""
     if wanted is not None and wanted.isdigit():
         source = _collect_job(store, jobs.find_job(store, int(wanted), where), redact, report)
     else:
         source = _collect_cluster(store, find_cluster(store, wanted or where), redact, report)
-    if kind == "md":
-        return to_markdown(source)
-    if (plots := count_plots(source)) > FEW_PLOTS:
-        report(f"drawing {count(plots, 'plot')} of metrics")
     return to_html(source)
 
 

@@ -239,17 +239,17 @@ def _conclude(curve: Curve) -> Iterator[str]:
 
 
 def report(given: Report, console: Console) -> None:
-    store, kind = common.open_store(), given.format
-    text = actions_report.make(store, given.wanted, given.cluster, redact, console.report, kind)
+    store = common.open_store()
+    text = actions_report.make(store, given.wanted, given.cluster, redact, console.report)
     name = given.wanted or actions_report.find_cluster(store, given.cluster).name
-    path = given.output or Path(f"report-{name}.{kind}")
+    path = given.output or Path(f"report-{name}.html")
     if str(path) == "-":
         console.result(text.rstrip("\n"), raw=True)
-        console.document({"format": kind, "text": text})
+        console.document({"text": text})
         return
     actions_report.write(text, path)
     console.note(f"wrote {path}")
-    console.document({"format": kind, "path": path})
+    console.document({"path": path})
 
 
 # -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from clusterctl.core.job import Job, Provenance
 from clusterctl.core.text import count, format_seconds
@@ -66,12 +66,10 @@ def _list_origin(found: Provenance) -> dict[str, str]:
 
 
 def _list_facts(job: Job) -> dict[str, str]:
-    spec = job.spec
-    program = spec.program
-    native = {f"option {name}": value or "yes" for name, value in spec.native.items()}
-    variables = {f"variable {name}": value for name, value in spec.env.items()}
-    secrets = {f"variable {name}": "***" for name in spec.secret_names}
-    places = (f"{place.count} on {place.node}" for place in job.placement)
+    spec, program = asdict(job.spec), job.spec.program
+    native = {f"option {name}": value or "yes" for name, value in job.spec.native.items()}
+    variables = {f"variable {name}": value for name, value in job.spec.env.items()}
+    secrets = {f"variable {name}": "***" for name in job.spec.secret_names}
     found = {
         "program": program.target,
         "arguments": shlex.join(program.args),
@@ -79,20 +77,8 @@ def _list_facts(job: Job) -> dict[str, str]:
         "cluster": f"{job.cluster} ({job.cluster_id})",
         "run by": job.scheduler,
         "ranks": str(job.ranks),
-        "placement": ", ".join(places),
-        "backend": spec.backend,
-        "launcher": spec.launcher,
-        "--mpirun-arg": " ".join(spec.mpirun_args),
-        "--allow-cpu": "yes" if spec.allow_cpu else "",
-        "--timeout": _render_seconds(spec.timeout),
-        "--hang-timeout": _render_seconds(spec.hang_timeout),
-        "--grace": _render_seconds(spec.grace),
-        "--pass-signal": "yes" if spec.pass_signal else "",
-        "--retries": str(spec.retries or ""),
-        "--resume-args": spec.resume_args,
-        "--module": " ".join(spec.modules),
-        "--venv": spec.venv,
-        "--container": spec.container,
+        "placement": ", ".join(f"{place.count} on {place.node}" for place in job.placement),
+        **{name.replace("_", " "): _render(spec[name]) for name in spec if name not in _LISTED},
         **native,
         **variables,
         **secrets,
@@ -106,8 +92,14 @@ def _list_facts(job: Job) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _render_seconds(value: float | None) -> str:
-    return f"{value:.4g} s" if value else ""
+_LISTED = {"program", "ranks", "native", "env", "secret_names", "env_files", "notice"}
+"""What is listed in other words, or says no more than these."""
+
+
+def _render(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "yes" if value is True else str(value or "")
 
 
 def compare_files(

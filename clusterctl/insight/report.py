@@ -1,5 +1,5 @@
-"""A report of a cluster or a job as a value, and as Markdown and HTML. Pure but for the clock that
-it is given: what it says comes from records."""
+"""A report of a cluster or a job as a value, and as HTML. Pure but for the clock that it is given:
+what it says comes from records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with what is below it. There are no plots in Markdown."""
+    """A heading with what is below it."""
 
     title: str
     table: Table | None = None
@@ -84,40 +84,24 @@ class ReportData:
 
 def to_html(source: ReportData) -> str:
     """One page without scripts that loads nothing."""
-    found = make_sections(source, draw=True)
+    found = make_sections(source)
     return assets.render("insight/report.html.j2", title=source.title, sections=found)
 
 
-def to_markdown(source: ReportData) -> str:
-    """The same without plots, for issues and papers."""
-    parts = [f"# {source.title}"]
-    for section in make_sections(source, draw=False):
-        table = _render_table(section.table) if section.table else ""
-        parts += filter(None, (f"## {section.title}", section.text, table))
-    return "\n\n".join(parts) + "\n"
-
-
-def _render_table(table: Table) -> str:
-    cells = [[c.replace("|", "\\|").replace("\n", " ") for c in row] for row in table.rows]
-    rule = ["---:" if number in table.right else "---" for number in range(len(table.head))]
-    rows = [f"| {' | '.join(row)} |" for row in (table.head, *cells)]
-    return "\n".join([rows[0], f"|{'|'.join(rule)}|", *rows[1:]])
-
-
-def make_sections(source: ReportData, *, draw: bool) -> list[Section]:
-    """All that there is something to say about. `draw`: with plots."""
-    bars, unit = _make_bars(source) if draw else ([], "")
+def make_sections(source: ReportData) -> list[Section]:
+    """All that there is something to say about."""
+    bars, unit = _make_bars(source)
     timeline = _draw_timeline(bars, f"{unit} since the start") if bars else ""
     sections = (
         Section("Overview", source.facts),
         Section("Nodes", source.nodes),
         Section("Time line", plots=(("Phases and jobs", timeline),)) if timeline else None,
         Section("Jobs", source.job_table),
-        _describe_metrics(source.points, draw),
+        _describe_metrics(source.points),
         Section("Cost", source.cost),
         _describe_measurements(source) if source.verdicts else None,
-        _describe_allreduce(source.allreduce, draw) if source.allreduce else None,
-        _describe_scaling(source.scaling, draw) if source.scaling else None,
+        _describe_allreduce(source.allreduce) if source.allreduce else None,
+        _describe_scaling(source.scaling) if source.scaling else None,
     )
     return [section for section in sections if section and (section.table or section.plots)]
 
@@ -181,12 +165,7 @@ def _name_group(name: str) -> str:
     return next((word for word in _MIXED if name == word or name.endswith(f"_{word}")), name)
 
 
-def count_plots(source: ReportData) -> int:
-    """Plots of metrics that the page will have."""
-    return min(MOST_PLOTS, len(_collect_lines(source.points)[0]))
-
-
-def _describe_metrics(points: Mapping[int, Sequence[MetricPoint]], draw: bool) -> Section:
+def _describe_metrics(points: Mapping[int, Sequence[MetricPoint]]) -> Section:
     """First and last of each, the smallest and the largest; and the curves."""
     rows = []
     for number, mine in sorted(points.items())[-LAST_CURVES:]:
@@ -198,8 +177,6 @@ def _describe_metrics(points: Mapping[int, Sequence[MetricPoint]], draw: bool) -
                 rows.append((str(number), _make_label(name), str(rank), str(len(values)), *texts))
     head = ("job", "metric", "rank", "points", "first", "last", "smallest", "largest")
     table = Table(head, tuple(rows), frozenset({0, *range(2, len(head))})) if rows else None
-    if not draw:
-        return Section("Metrics", table)
     groups, units = _collect_lines(points)
     shown = dict(itertools.islice(groups.items(), MOST_PLOTS))
     more = f"Curves of {len(shown)} of {len(groups)} metrics; the table has all of them."
@@ -252,7 +229,7 @@ def _describe_measurements(source: ReportData) -> Section:
     return Section("Measurements", Table(("state", "of", "what", "result"), rows), (), text)
 
 
-def _describe_allreduce(found: Curves, draw: bool) -> Section:
+def _describe_allreduce(found: Curves) -> Section:
     """Table, and curves against the slowest link."""
     head, *rows = scaling.tabulate_allreduce(found)
     limit = f" Limit: {format_rate(found.limit.rate)} ({found.limit.of})."
@@ -262,7 +239,7 @@ def _describe_allreduce(found: Curves, draw: bool) -> Section:
         f" the smallest and the largest.{limit if found.limit.rate else ''}"
     )
     table = Table(head, tuple(rows), frozenset(range(1, len(head))))
-    return Section("All-reduce", table, _plot_allreduce(found) if draw else (), text)
+    return Section("All-reduce", table, _plot_allreduce(found), text)
 
 
 def _plot_allreduce(found: Curves) -> tuple[Plot, ...]:
@@ -287,7 +264,7 @@ def _plot_allreduce(found: Curves) -> tuple[Plot, ...]:
     )
 
 
-def _describe_scaling(found: Curve, draw: bool) -> Section:
+def _describe_scaling(found: Curve) -> Section:
     """Table, and curves of time and efficiency."""
     head, *rows = scaling.tabulate_scaling(found)
     cheapest = f", cheapest: {count(found.cheapest, 'rank')}" if found.cheapest else ""
@@ -296,7 +273,7 @@ def _describe_scaling(found: Curve, draw: bool) -> Section:
         f" Fastest: {count(found.fastest, 'rank')}{cheapest}."
     )
     table = Table(head, tuple(rows), frozenset(range(len(head))))
-    return Section("Scaling", table, _plot_scaling(found) if draw else (), text)
+    return Section("Scaling", table, _plot_scaling(found), text)
 
 
 def _plot_scaling(found: Curve) -> tuple[Plot, ...]:
@@ -353,8 +330,8 @@ def _make_figure(height: float = HEIGHT) -> tuple[Any, Any]:
         import matplotlib
     except ImportError:
         raise UsageError(
-            "the plots of an HTML report need matplotlib, which is not installed",
-            hint="pip install 'clusterctl[report]', or use --format md",
+            "the plots of a report need matplotlib, which is not installed",
+            hint="pip install 'clusterctl[report]'",
         ) from None
     from matplotlib import figure as matplotlib_figure
 

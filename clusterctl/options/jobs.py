@@ -17,7 +17,6 @@ from clusterctl.options.table import (
     Common,
     Limit,
     Verb,
-    choice,
     cluster_option,
     file,
     flag,
@@ -134,7 +133,7 @@ class Top(Common, heading=JOBS, module="insight"):
 class Report(Common, heading=JOBS, module="insight"):
     """Write one page about a cluster or a job: timeline, curves of metrics, measurements, cost.
 
-    The page loads nothing from the network. `--format md` writes the tables alone, as Markdown.
+    The page loads nothing from the network.
     """
 
     examples = ("clusterctl report", "clusterctl report 7 --output job-7.html")
@@ -142,7 +141,6 @@ class Report(Common, heading=JOBS, module="insight"):
         *("", ARGUMENTS, "Number of a job or name of a cluster (default: the only one)"),
         "[JOB|CLUSTER]",
     )
-    format = choice("--format", OPTIONS, "Kind of page (default: html)", "html", "md", empty="html")
     output = file("--output", OPTIONS, "File, or - for stdout (default: report-NAME.html here)")
 
 
