@@ -6,15 +6,11 @@ against the simulated API, in seconds.
 
 from __future__ import annotations
 
-import threading
-from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from clusterctl.actions import up_plan
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import create, network, preflight, remove
@@ -357,83 +353,3 @@ def test_a_network_of_theirs_for_dedicated_machines_is_refused_before_it_costs(
     finally:
         lab.api.delete_subnet(SubnetId=subnet)
         lab.api.delete_vpc(VpcId=vpc)
-
-
-def test_no_security_group_is_called_like_the_id_of_one(lab: Lab) -> None:
-    """Whose name begins with sg- would have a cluster whose groups EC2 refuses."""
-    with their_network(lab.api, "us-east-1a") as (vpc, _):
-        for owner in ("user/sg", "assumed-role/Dev/SG-Group.4@example.org"):
-            id = up_plan.make_id(owner, "lab")
-            made = lab.api.create_security_group(
-                GroupName=f"{id}-ssh", Description="SSH", VpcId=vpc
-            )
-            lab.api.delete_security_group(GroupId=made["GroupId"])
-        with pytest.raises(ClientError, match=r"may not be in the format sg-\*"):
-            lab.api.create_security_group(GroupName="sg-lab", Description="no", VpcId=vpc)
-
-
-def serve_page() -> ThreadingHTTPServer:
-    """Something in the internet that answers."""
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"out there")
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
-FETCH = (
-    "import urllib.request as r; print(r.urlopen('http://169.254.169.254:5009', timeout=5).read())"
-)
-
-
-def test_a_private_machine_reaches_the_internet_by_a_nat_gateway_alone(lab: Lab) -> None:
-    server = serve_page()
-    lab.ec2.internet({5009: server.server_port})
-    try:
-        with ExitStack() as stack:
-            theirs = their_network(lab.api, "us-east-1a", "us-east-1a", public=False)
-            vpc, public, other = stack.enter_context(theirs)
-            out = with_nat(lab.api, public, vpc, "us-east-1a", "10.99.0.128/28")
-            closed, _ = stack.enter_context(out)
-            for name, subnet in (("public", public), ("lone", other), ("private", closed)):
-                lab.launch(
-                    name,
-                    NetworkInterfaces=[
-                        {
-                            "DeviceIndex": 0,
-                            "SubnetId": subnet,
-                            "AssociatePublicIpAddress": name == "public",
-                        }
-                    ],
-                )
-            lab.ec2.wait(3)
-            machines = {name: lab.ec2.machine(name) for name in ("public", "lone", "private")}
-
-            def reached() -> list[str]:
-                return [
-                    name
-                    for name, machine in machines.items()
-                    if "out there" in machine.run("python3", "-c", FETCH).stdout
-                ]
-
-            assert [name for name, one in machines.items() if one.public] == ["public"]
-            assert reached() == ["public", "private"]
-            of_it = [{"Name": "association.subnet-id", "Values": [closed]}]
-            [table] = lab.api.describe_route_tables(Filters=of_it)["RouteTables"]
-            lab.api.delete_route(
-                RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0"
-            )
-            assert reached() == ["public"]
-            lab.api.terminate_instances(InstanceIds=[one.id for one in machines.values()])
-    finally:
-        lab.ec2.internet({})
-        server.shutdown()
-        server.server_close()

@@ -105,10 +105,6 @@ class Ec2:
         routes = subprocess.run(["ip", "route"], capture_output=True, text=True, timeout=20).stdout
         return f"simulator {stacks(self._process.pid)}\n{machines}\n{routes}\n{self.log()}"
 
-    def kill(self) -> None:
-        """As the kernel does it where memory is short."""
-        self._process.kill()
-
     @cached_property
     def quick_env(self) -> dict[str, str]:
         """`env`, and a Terraform whose provider stays: for one command after the other."""
