@@ -25,9 +25,8 @@ from clusterctl.core.model import Node
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import UsageError
 from clusterctl.jobs import submit
-from clusterctl.options.clusters import Up
-from clusterctl.options.run import Run
 from clusterctl.options.table import DEFAULT_NAME, Option, Verb
+from clusterctl.options.verbs import Run, Up
 
 if TYPE_CHECKING:
     from clusterctl.actions.down import DownResult

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError, make_write_error
-from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import FILE
+from clusterctl.options.verbs import VERBS
 from clusterctl.project import own_project
 
 SAMPLES: Mapping[str, Mapping[str, Any]] = {

@@ -38,9 +38,9 @@ from clusterctl.machines.protocol import (
     Provider,
     ProviderPlan,
 )
-from clusterctl.options.clusters import Up
 from clusterctl.options.table import DOCKER, EC2
 from clusterctl.options.values import LAUNCHER
+from clusterctl.options.verbs import Up
 from clusterctl.state.store import Store
 
 # -------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from clusterctl.core.variables import SBATCH, write_unset
 from clusterctl.errors import UsageError
 from clusterctl.launch import launcher, torchrun
 from clusterctl.launch.compiling import plan_compilation
-from clusterctl.options import jobs as options_jobs
+from clusterctl.options.verbs import find_limit
 
 QUEUE_AGE = 5
 """Seconds for which an answer of the queue is good for everybody, or its silence."""
@@ -158,7 +158,7 @@ class QueueSystem(BatchSystem):
 
     def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
         if spec.hosts:
-            limit = options_jobs.find_limit("run", "--nodelist", (cluster.system,))
+            limit = find_limit("run", "--nodelist", (cluster.system,))
             hint = f"`run --nodelist {','.join(spec.hosts)}`" if limit is None else "leave it out"
             raise UsageError(
                 f"hosts cannot be chosen here ({', '.join(spec.hosts)}): the queue chooses them",

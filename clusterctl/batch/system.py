@@ -16,8 +16,8 @@ from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster, Node
 from clusterctl.errors import UsageError
 from clusterctl.launch.launcher import Request
-from clusterctl.options import jobs as options_jobs
 from clusterctl.options.batch import BATCH_SYSTEMS
+from clusterctl.options.verbs import find_limit
 
 SYSTEMS: dict[str, str] = {
     "direct": "clusterctl.batch.direct:Direct",
@@ -64,7 +64,7 @@ class BatchSystem(ABC):
         known. Raises UsageError for options that mean nothing here, LaunchError for ranks that do
         not fit."""
         for option in spec.particular:  # a stored job may have been made for another cluster
-            if limit := options_jobs.find_limit("run", option, (cluster.system, spec.launcher)):
+            if limit := find_limit("run", option, (cluster.system, spec.launcher)):
                 hint = limit.suggest_instead((cluster.system,))
                 raise UsageError(f"{option} {limit.says}", hint=hint)
         if spec.launcher not in self.launchers:

@@ -12,7 +12,7 @@ from clusterctl.actions import init as actions_init
 from clusterctl.cli.console import Console, format_table, pick
 from clusterctl.core.model import CloudSpec, Runtime
 from clusterctl.errors import UsageError
-from clusterctl.options.clusters import Allow, Check, Cp, Forward, Init, Ssh, SshConfig
+from clusterctl.options.verbs import Allow, Check, Cp, Forward, Init, Ssh, SshConfig
 
 
 def allow(given: Allow, console: Console) -> None:

@@ -10,8 +10,8 @@ from clusterctl.cli.clusters import document_removed, remove
 from clusterctl.cli.console import Console, ago, make_plain, pick
 from clusterctl.core.text import count
 from clusterctl.errors import UsageError
-from clusterctl.options.clusters import Attach, Detach
 from clusterctl.options.table import DEFAULT_NAME
+from clusterctl.options.verbs import Attach, Detach
 
 
 def attach(given: Attach, console: Console) -> None:

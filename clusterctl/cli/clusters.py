@@ -14,8 +14,8 @@ from clusterctl.core.model import Cluster
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import UsageError
-from clusterctl.options.clusters import Detach, Down, Up
 from clusterctl.options.table import DEFAULT_NAME
+from clusterctl.options.verbs import Detach, Down, Up
 
 
 def up(given: Up, console: Console, *, then: bool = True) -> None:

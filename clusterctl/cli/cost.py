@@ -10,7 +10,7 @@ from typing import Any
 from clusterctl.actions import common, costs
 from clusterctl.cli.console import Console, format_table, make_plain
 from clusterctl.core.text import format_time
-from clusterctl.options.clusters import Cost
+from clusterctl.options.verbs import Cost
 
 
 def show(given: Cost, console: Console) -> None:

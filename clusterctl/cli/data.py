@@ -11,7 +11,7 @@ from clusterctl.cli.console import Console, format_table, pick
 from clusterctl.core.text import format_bytes
 from clusterctl.data import sources
 from clusterctl.errors import UsageError
-from clusterctl.options.clusters import (
+from clusterctl.options.verbs import (
     DataGet,
     DataIndex,
     DataList,

@@ -28,9 +28,16 @@ from clusterctl.insight import scaling
 from clusterctl.insight import verify as insight_verify
 from clusterctl.insight.scaling import SPLIT, Curve, Curves
 from clusterctl.insight.top import NodeLine, RankLine, TopFrame
-from clusterctl.options.clusters import Verify
-from clusterctl.options.jobs import BenchAllreduce, BenchScaling, Diff, Doctor, Report, Top
-from clusterctl.options.run import Run
+from clusterctl.options.verbs import (
+    BenchAllreduce,
+    BenchScaling,
+    Diff,
+    Doctor,
+    Report,
+    Run,
+    Top,
+    Verify,
+)
 
 SHOWN = 12
 """Frames of a stack that are shown without --verbose."""

@@ -36,7 +36,7 @@ from clusterctl.core.variables import read_variables, redact, redact_arguments
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.insight import metrics as insight_metrics
 from clusterctl.jobs.records import Choice
-from clusterctl.options.jobs import Cancel, Fetch, Jobs, Logs
+from clusterctl.options.verbs import Cancel, Fetch, Jobs, Logs
 from clusterctl.state.store import Store
 
 # -------------------------------------------------------------------------------------------------

@@ -19,11 +19,9 @@ from clusterctl.cli import run as cli_run
 from clusterctl.cli.console import Console
 from clusterctl.cli.output import document_fetched, note_fetched
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
-from clusterctl.options import jobs as options_jobs
 from clusterctl.options import table
-from clusterctl.options.clusters import Down, Up
-from clusterctl.options.run import Launch, Run
 from clusterctl.options.table import Verb
+from clusterctl.options.verbs import Down, Launch, Run, Up, find_limit
 from clusterctl.process import Terminated
 from clusterctl.project.tree import Stdin
 from clusterctl.state.store import Store
@@ -144,7 +142,7 @@ def _choose_idle(given: Launch, store: Store, name: str) -> dict[str, Any]:
     if not given.detach or wanted.idle is not None:
         return {}
     where = up_plan.find_circumstances(up_plan.resolve_options(store, name, wanted)[1])
-    return {} if options_jobs.find_limit("up", "--idle", where) else {"idle": actions_launch.IDLE}
+    return {} if find_limit("up", "--idle", where) else {"idle": actions_launch.IDLE}
 
 
 def _run(given: Run, console: Console, stdin: Stdin | None) -> int:

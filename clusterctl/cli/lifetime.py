@@ -15,7 +15,7 @@ from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost
-from clusterctl.options.clusters import Extend, Gc, Start, Stop, Up
+from clusterctl.options.verbs import Extend, Gc, Start, Stop, Up
 from clusterctl.state.store import Store
 
 

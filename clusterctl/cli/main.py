@@ -32,10 +32,8 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.options import table
-from clusterctl.options.clusters import CLUSTERS
-from clusterctl.options.jobs import FAMILIES, VERBS
-from clusterctl.options.run import Launch
 from clusterctl.options.table import ARGUMENTS, GENERAL, Common, Option, Verb, name_prefix
+from clusterctl.options.verbs import CLUSTERS, FAMILIES, VERBS, Launch
 
 # -------------------------------------------------------------------------------------------------
 # The text of `--help`, made from the table of verbs: grouped under headings, without Rich.
@@ -272,7 +270,7 @@ class Command(TyperCommand):
         given = read_options(self.path, ctx.params, ctx.args)
         with Console.get_current().show_waiting():  # on a busy machine modules take seconds to load
             module = import_module(f"clusterctl.cli.{self.verb.module}")
-        function = getattr(module, self.verb.function or self.path.replace(" ", "_"))
+        function = getattr(module, self.verb.function)
         try:
             outcome = function(given, Console.get_current())
         except typer.Exit:

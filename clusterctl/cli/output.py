@@ -30,8 +30,7 @@ from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.actions.jobs import Fetched
-    from clusterctl.options.jobs import Cancel, Doctor, Fetch, Logs, Top
-    from clusterctl.options.run import Rerun
+    from clusterctl.options.verbs import Cancel, Doctor, Fetch, Logs, Rerun, Top
     from clusterctl.state.store import Store
 
 LINE_LIMIT = 4 << 20
@@ -580,8 +579,7 @@ def choose_number(
     if given.job is not None:
         return given.job
     from clusterctl.actions import jobs
-    from clusterctl.options.jobs import Cancel
-    from clusterctl.options.run import Rerun
+    from clusterctl.options.verbs import Cancel, Rerun
 
     # `rerun` names the cluster where it is to run, not the one where it ran.
     where = None if isinstance(given, Rerun) else given.cluster

@@ -40,8 +40,7 @@ from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import UsageError
 from clusterctl.options import batch_systems
-from clusterctl.options import jobs as options_jobs
-from clusterctl.options.run import Rerun, Run
+from clusterctl.options.verbs import Rerun, Run, find_limit
 from clusterctl.project.program import Resolved
 from clusterctl.project.tree import Stdin
 from clusterctl.state.store import Store
@@ -279,9 +278,7 @@ def _drop_dashes(words: tuple[str, ...]) -> list[str]:
 def _suggest_queue(given: Run, circumstances: set[str], error: UsageError) -> str:
     """What somebody meant who wrote `-q NAME` as for sbatch or qsub."""
     queues = [
-        name
-        for name in batch_systems.DASH_Q
-        if options_jobs.find_limit("run", name, circumstances) is None
+        name for name in batch_systems.DASH_Q if find_limit("run", name, circumstances) is None
     ]
     if not (queues and given.quiet and given.command and "no script" in error.message):
         return ""

@@ -10,7 +10,7 @@ from clusterctl.cli.clusters import describe_end, document_node
 from clusterctl.cli.console import Console, ago, format_records, make_plain, pick
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_time
-from clusterctl.options.clusters import List, Status
+from clusterctl.options.verbs import List, Status
 
 
 def status(given: Status, console: Console) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -367,6 +368,8 @@ GENERAL, ARGUMENTS = Group("General options"), Group("Arguments")
 class Verb:
     """What every verb has: its options, in the order of its help, and their values."""
 
+    known: ClassVar[dict[str, type[Verb]]] = {}
+    """The verbs of the command line by their names, in the order of its help."""
     heading: ClassVar[str]
     module: ClassVar[str]
     function: ClassVar[str]
@@ -382,10 +385,16 @@ class Verb:
     quiet = flag("-q --quiet", GENERAL, "Hide progress messages")
     verbose = flag("-v --verbose", GENERAL, "Show more detail on stderr")
 
-    def __init_subclass__(cls, heading: str = "", module: str = "", function: str = "") -> None:
-        """`module`: the one of `clusterctl.cli` that has the verb's function; `function`: its name,
-        if it is not the verb's."""
-        cls.heading, cls.module, cls.function = heading, module, function
+    def __init_subclass__(
+        cls, heading: str = "", module: str = "", function: str = "", name: str = ""
+    ) -> None:
+        """`module`: the one of `clusterctl.cli` that has the verb's function; `function` and
+        `name`: if they are not those of the class."""
+        words = name or re.sub("(?<=[a-z])(?=[A-Z])", " ", cls.__name__).lower()
+        cls.heading, cls.module = heading, module
+        cls.function = function or words.replace(" ", "_").replace("-", "_")
+        if heading:
+            Verb.known[words] = cls
 
     def __init__(
         self, values: Mapping[str, Any], typed: Collection[str], settings: Mapping[str, str]

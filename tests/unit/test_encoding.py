@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions.common import open_store
-from clusterctl.options.jobs import VERBS
+from clusterctl.options.verbs import VERBS
 from tests.unit.calling import Call, clusterctl
 from tests.unit.making import cluster, job, program, spec
 

@@ -48,9 +48,8 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import Cloud, ProviderPlan, Resource
-from clusterctl.options import jobs as options_jobs
-from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import Option, Verb
+from clusterctl.options.verbs import VERBS, find_limit
 from tests.unit.calling import Call, Said, state
 from tests.unit.making import cluster, job, node, spec
 
@@ -360,7 +359,7 @@ def test_every_option_has_an_effect_or_is_refused(
         words = scene.line(*given(scene, option))
         before = state()
         said = call(*words)
-        limit = options_jobs.find_limit(scene.verb, option, scene.circumstances)
+        limit = find_limit(scene.verb, option, scene.circumstances)
         if {"--dry-run", "--emit"}.intersection(words) and new(before):
             wrong.append(f"{' '.join(words)}: only to be shown, and something was done")
         if limit:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli import main
-from clusterctl.options.jobs import VERBS
+from clusterctl.options.verbs import VERBS
 
 HEAVY = {
     "torch",

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.actions import init
 from clusterctl.insight import messages
 from clusterctl.options import table
-from clusterctl.options.jobs import VERBS
+from clusterctl.options.verbs import VERBS
 from tests.unit.calling import Call
 from tests.unit.making import job
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.options.jobs import VERBS, find_limit
 from clusterctl.options.table import name_prefix
 from clusterctl.options.values import duration
+from clusterctl.options.verbs import VERBS, find_limit
 from tests.unit.calling import Call, clusterctl, judge
 
 

@@ -40,8 +40,8 @@ from clusterctl.machines.attached import SgeProvider, SlurmProvider
 from clusterctl.machines.docker import containers
 from clusterctl.machines.ec2 import api, refusals
 from clusterctl.machines.local import layout
-from clusterctl.options.jobs import VERBS
 from clusterctl.options.table import Option
+from clusterctl.options.verbs import VERBS
 from clusterctl.project import environment
 from clusterctl.project import tree as project_tree
 from clusterctl.state.home import Home

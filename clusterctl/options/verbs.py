@@ -1,0 +1,1043 @@
+"""The verbs, in the order of `clusterctl --help`: each is a class with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import zip_longest
+from typing import Any
+
+from clusterctl.core.sweep import check_array, check_axis
+from clusterctl.errors import UsageError
+from clusterctl.options import batch_systems, table
+from clusterctl.options.batch import BATCH_SYSTEMS
+from clusterctl.options.table import (
+    ARGUMENTS,
+    DEFAULT_NAME,
+    GENERAL,
+    JOBS,
+    JSON_LINES,
+    LAST_JOB,
+    OF_JOB,
+    OPTIONS,
+    PROVIDER_OPTIONS,
+    YES,
+    Common,
+    Group,
+    Limit,
+    Named,
+    Option,
+    Verb,
+    amount,
+    choice,
+    cluster_option,
+    file,
+    files,
+    flag,
+    join_words,
+    maybe,
+    name_argument,
+    number,
+    span,
+    text,
+    texts,
+    whole,
+    words,
+)
+from clusterctl.options.values import (
+    LAUNCHER,
+    begins_file_system,
+    budget,
+    byte_size,
+    check_resume_args,
+    expression,
+    idle_time,
+    indices,
+    integer,
+    life_time,
+    local_folder,
+    names,
+    node_choice,
+    one_of,
+    pattern,
+    python_version,
+    seconds,
+    sha256_hex,
+    shared_folder,
+)
+
+# -------------------------------------------------------------------------------------------------
+# Verbs that create clusters, watch what they cost, and remove them.
+
+CLUSTERS = "Clusters"
+NEW_NAME = name_argument(DEFAULT_NAME)
+
+
+def join_shared(verb: type[Verb], words: list[str]) -> list[str]:
+    """`--shared` may stand alone, also before another argument: what looks like a file system is
+    its value, and nothing else. What is a program's own stays as it is."""
+    found, index = list[str](), 0
+    while index < len(words):
+        word, following = words[index], words[index + 1 : index + 2]
+        option = word.startswith("-")
+        if word == "--" or (verb.read_word(word)[0] == "-m" if option else verb.ends_at_argument):
+            break
+        end = index + (verb.count_words(word) if option else 1)
+        if word == "--shared":
+            given = following and begins_file_system(following[0])
+            end = index + 1 + bool(given)
+            found.append(f"{word}={following[0] if given else LAUNCHER}")
+        else:
+            found += words[index:end]
+        index = end
+    return found + words[index:]
+
+
+class Up(Named, heading=CLUSTERS, module="clusters"):
+    """Create a cluster, resume one, or change its number of workers."""
+
+    examples = (
+        "clusterctl up",
+        "clusterctl up --gpu g4dn --ttl 4h --budget 20",
+        "clusterctl up --provider docker --gpus all lab",
+    )
+    MACHINE = Group("Machines")
+    EC2 = Group("Amazon EC2", (table.EC2,))
+
+    name = NEW_NAME
+    cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
+    provider = text(
+        *(
+            "--provider",
+            MACHINE,
+            f"{join_words([*PROVIDER_OPTIONS], 'or')} (default: as options imply)",
+        ),
+        "NAME",
+    )
+    workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
+    ttl = span("--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", life_time)
+    shared = text(
+        "--shared",
+        MACHINE,
+        "Give all nodes one folder, $CLUSTERCTL_SHARED: a new one, which `down` deletes, or this"
+        " file system of EFS or FSx",
+        "[ID]",
+        check=shared_folder,
+        alone=LAUNCHER,
+        limits=table.FILE_SYSTEM,
+    )
+    image = texts(
+        *("--image", MACHINE, "Container image of all nodes, or of a kind of node; repeatable"),
+        "[KIND=]IMAGE",
+        limits=table.IMAGE,
+    )
+    gpus = words(
+        *("--gpus", MACHINE, "This machine's GPUs for the workers", "0,1|all", indices),
+        limits=table.DOCKER,
+    )
+    gpu = texts(
+        "--gpu", EC2, "GPU workers: g4dn or T4, g4ad, g5, g6, p4d, p5; repeatable", "FAMILY[:N]"
+    )
+    cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]")
+    instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE")
+    launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")
+    region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
+    regions = words("--regions", EC2, "Regions to try, in this order")
+    zones = words("--zones", EC2, "Availability zones to try, in this order")
+    spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
+    spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
+    runtime = choice(
+        *("--runtime", EC2, "Run ranks in containers or on the host (default: docker)"),
+        *("docker", "host"),
+    )
+    ami = text("--ami", EC2, "Machine image of the workers", "ID")
+    disk = number(
+        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=integer(8, 16384)
+    )
+    efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
+    vpc = text("--vpc", EC2, "VPC for the machines (default: a new one)", "ID")
+    subnet = words("--subnet", EC2, "Subnets for the machines, tried in this order")
+    private = flag("--private", EC2, "Give workers no public addresses (adds a NAT gateway)")
+    tag = texts("--tag", EC2, "Tag for the cluster's AWS resources; repeatable", "KEY=VALUE")
+    ssh_cidr = text(
+        *("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B"),
+        limits=table.SSH_CIDR,
+    )
+    instance_connect = flag(
+        "--instance-connect", EC2, "Connect through an endpoint of AWS, where SSH is closed"
+    )
+    max_hourly = amount(
+        "--max-hourly", EC2, "Refuse a cluster that costs more per hour", "USD", budget
+    )
+    budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
+    idle = Option[float | None](
+        *("--idle", EC2, "End workers that are unused for this long (default: 1h)", "TIME|off"),
+        empty=None,
+        check=idle_time,
+    )
+    boot_timeout = span("--boot-timeout", EC2, "Time for machines to boot (default: 10m)")
+    verify = choice(
+        *("--verify", MACHINE, "Measure the nodes at the end (default: on for EC2, else off)"),
+        *("on", "off"),
+    )
+    dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
+    yes = YES
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        return join_shared(cls, words)
+
+    @property
+    def measure(self) -> bool | None:
+        """Whether nodes are measured at the end; None: where they cost money."""
+        return {"on": True, "off": False}.get(self.verify)
+
+
+_FETCH = flag("--fetch", OPTIONS, "Save outputs to job-N, a shared folder to shared-NAME, first")
+_DISCARD = flag("--discard", OPTIONS, "Delete unfetched job outputs and the shared folder")
+
+
+class Down(Named, heading=CLUSTERS, module="clusters"):
+    """Remove a cluster and verify that nothing of it is left.
+
+    Job outputs that you have not fetched, and files in a shared folder, are deleted only with your
+    consent. On a terminal you are asked; with --yes, with --json or without a terminal, add --fetch
+    or --discard.
+    """
+
+    examples = ("clusterctl down", "clusterctl down lab --yes --fetch")
+    fetch = _FETCH
+    discard = _DISCARD
+    force = flag("--force", OPTIONS, "Save no logs or outputs, and do not ask")
+    yes = YES
+
+
+class Status(Named, heading=CLUSTERS, module="status"):
+    """Show the nodes, age, cost and running jobs of a cluster."""
+
+    examples = ("clusterctl status", "clusterctl status lab --live")
+    live = flag("--live", OPTIONS, "Query the nodes now")
+
+
+class List(Common, heading=CLUSTERS, module="status", function="list_clusters"):
+    """List your clusters, or with --all every cluster in your AWS account."""
+
+    examples = ("clusterctl list", "clusterctl list --all")
+    everywhere = flag("--all", OPTIONS, "List all users' clusters on EC2, in all regions")
+    cluster = cluster_option(help="Show only this cluster")
+
+
+class Verify(Named, heading=CLUSTERS, module="insight"):
+    """Measure the nodes and links of a cluster, and compare them with the expected values.
+
+    Exit code 8 if something is below its limit.
+    """
+
+    examples = ("clusterctl verify", "clusterctl verify lab --quick")
+    quick = flag("--quick", OPTIONS, "Take about five seconds: no GEMM, no all-reduce")
+    now = flag("--now", OPTIONS, "Measure even while a job runs")
+
+
+class Attach(Named, heading=CLUSTERS, module="attach"):
+    """Use machines that already exist: SSH hosts, or a site with Slurm or Grid Engine."""
+
+    examples = (
+        "clusterctl attach lab --hosts hosts.txt --user me",
+        "clusterctl attach hpc --slurm me@login.example.org",
+        "clusterctl attach --sge",
+    )
+
+    name = NEW_NAME
+    cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
+    hosts = file("--hosts", OPTIONS, "SSH hosts, one HOST [slots=N] ... per line")
+    sites = tuple(
+        maybe(
+            flag,
+            OPTIONS,
+            f"Site with {BATCH_SYSTEMS[name].title} (default: here)",
+            "[LOGIN]",
+        )
+        for flag, name in batch_systems.FLAGS.items()
+    )
+    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=table.HERE)
+    identity = file(
+        "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=table.HERE
+    )
+    workdir = text(
+        "--workdir",
+        OPTIONS,
+        "Folder for files, shared by a site's nodes (default: ~/.clusterctl)",
+        "DIR",
+    )
+    bootstrap = flag(
+        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=table.limit_to("hosts")
+    )
+    shared = flag("--shared", OPTIONS, limits=batch_systems.NOT_MOUNTED)
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """`--slurm` and the like may stand alone: then this machine is the login node."""
+        found: list[str] = []
+        for word, following in zip_longest(words, words[1:], fillvalue="-"):
+            found.append(word)
+            if word in batch_systems.FLAGS and following.startswith("-"):
+                found.append("")
+        return found
+
+    @property
+    def logins(self) -> dict[str, str | None]:
+        """By flag: the login node of each batch system, "" for this machine, None if not given."""
+        return {site.flag: self.values[site.key] for site in self.sites}
+
+
+class Detach(Named, heading=CLUSTERS, module="attach"):
+    """Stop using attached machines: remove clusterctl's files and keys, nothing else.
+
+    Job outputs that you have not fetched are deleted only with your consent, as by `down`.
+    """
+
+    examples = ("clusterctl detach lab", "clusterctl detach lab --yes --fetch")
+    fetch = _FETCH
+    discard = _DISCARD
+    force = flag("--force", OPTIONS, "Save nothing, do not ask, and skip hosts that do not answer")
+    yes = YES
+
+
+class Extend(Named, heading=CLUSTERS, module="lifetime"):
+    """Move the deadline of a cluster. An earlier deadline needs your consent."""
+
+    examples = ("clusterctl extend --ttl 4h",)
+    ttl = span("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", life_time)
+    yes = YES
+
+
+class Stop(Named, heading=CLUSTERS, module="lifetime"):
+    """Stop the machines of a cluster on EC2. Their disks stay, and cost money, until the deadline.
+
+    Running jobs are ended first, with SIGTERM.
+    """
+
+    examples = ("clusterctl stop", "clusterctl stop lab --yes")
+    yes = YES
+
+
+class Start(Named, heading=CLUSTERS, module="lifetime"):
+    """Start the machines of a stopped cluster again, with their disks and new addresses."""
+
+    examples = ("clusterctl start lab",)
+    yes = YES
+
+
+class Cost(Common, heading=CLUSTERS, module="cost", function="show"):
+    """Show what was spent, by day, cluster or job, also on clusters that are gone."""
+
+    examples = ("clusterctl cost --since 30d", "clusterctl cost --by job --csv")
+    since = span("--since", OPTIONS, "Show only the last TIME (default: 30d)", empty=30 * 86400.0)
+    by = choice("--by", OPTIONS, "Group by (default: day)", "day", "cluster", "job", empty="day")
+    csv = flag("--csv", OPTIONS, "Print comma-separated values")
+    cluster = cluster_option(help="Show only clusters with this name")
+
+
+class Allow(Common, heading=CLUSTERS, module="access"):
+    """Set the networks that may connect to a cluster on EC2: those given, and no others.
+
+    Without any, only your present address: run it if your address has changed.
+    """
+
+    examples = ("clusterctl allow", "clusterctl allow 203.0.113.7 198.51.100.0/24")
+    networks = texts("", ARGUMENTS, "Networks (default: your present address)", "[CIDR...]")
+
+
+class Gc(Common, heading=CLUSTERS, module="lifetime"):
+    """Find clusters on EC2 without a local record, and remove them or take one back.
+
+    It searches all regions of the account. --yes removes your own clusters, and another user's
+    cluster only if -c gives its id.
+    """
+
+    examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")
+    adopt = text(
+        "--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME", settable=False
+    )
+    region = texts("--region", OPTIONS, "Region (default: all); repeatable", "NAME")
+    dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
+    cluster = cluster_option(table.exclude("adopt"), help="Remove only this cluster")
+    yes = YES
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs that start a job.
+
+ENV = "Variable for all ranks; repeatable"
+ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
+
+STAGED = (table.STAGED,)
+SUPERVISED = (table.STAGED, table.SUPERVISED)
+SELDOM = "Less common, see docs/jobs.md"
+"""What the help says before options that it only names, so that it fits on 60 lines."""
+
+
+class Started(Common):
+    """A verb with a program: its options, the program, and all that is the program's."""
+
+    ends_at_argument = True
+    command = texts("", ARGUMENTS, "", "SCRIPT [ARGS...]")
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` or `--` ends
+        ours."""
+        index = 0
+        while index < len(words):
+            word = words[index]
+            if word == "--":  # the parser takes one away: the other says that a command follows
+                return [*words[:index], "--", *words[index:]]
+            if not word.startswith("-"):
+                break
+            if cls.read_word(word)[0] == "-m":
+                index += cls.count_words(word)
+                return [*words[:index], "--", *words[index:]]
+            if word == "-np":
+                count = next(iter(words[index + 1 :]), "N")
+                raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
+            if word[:2] in batch_systems.SHORT and word != "-pe":
+                raise UsageError(
+                    f"unknown option {word[:2]}",
+                    hint=f"did you mean {batch_systems.SHORT[word[:2]]}?",
+                )
+            index += cls.count_words(word)
+        return words
+
+
+class Run(Started, heading=JOBS, module="run"):
+    """Run a program on all ranks and follow its output. SCRIPT is a path, the name of a bundled
+    program, or -- COMMAND. Options after it are its own."""
+
+    examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
+    RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
+    SWEEP, PACKAGES = Group("Ranks", SUPERVISED), Group("Program", SUPERVISED)
+    JOB = Group("Job", SUPERVISED)
+    MORE_PROGRAM = Group("Program", STAGED, lead=SELDOM)
+    MORE_JOB = Group("Job", lead=SELDOM)
+
+    ranks = number(
+        "-n --ranks",
+        RANKS,
+        "Total ranks (default: one per GPU, else per worker)",
+        limits=batch_systems.RANKS,
+    )
+    ranks_per_node = number(
+        "--ranks-per-node --ntasks-per-node",
+        RANKS,
+        "Ranks on each node",
+        limits=batch_systems.NODES,
+    )
+    nodes = text(
+        *("--nodes", RANKS, "Number of workers, or their names (default: all)", "N|NAMES"),
+        limits=batch_systems.NODES,
+        check=node_choice,
+    )
+    once = flag("--once", RANKS, "Run one process, on one node")
+    backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
+    launcher = choice(
+        *("--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun"),
+        empty="auto",
+        limits=(table.STAGED, table.NOT_ONCE),
+    )
+    mpirun_args = texts(
+        *("--mpirun-arg", RANKS, "Option for mpirun: '--map-by numa'; repeatable", "ARG"),
+        limits=(table.STAGED, table.MPIRUN),
+    )
+    sweep = texts(
+        *("--sweep", SWEEP, "Run once per value: lr=0.1,0.01; repeatable", "NAME=VALUES"),
+        check=check_axis,
+        settable=False,
+    )
+    array = text(
+        *("--array", SWEEP, "Run once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
+        check=check_array,
+        settable=False,
+    )
+    python_module = text(
+        "-m", PROGRAM, "Run a Python module instead of SCRIPT", "MODULE", settable=False
+    )
+    variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
+    env_file = files("--env-file", PROGRAM, ENV_FILE)
+    stage = file("--stage", PROGRAM, "Folder to copy (default: repository, else SCRIPT's)", "DIR")
+    include = files("--include", PROGRAM, "Copy PATH even if git ignores it; repeatable", "PATH")
+    max_stage = number(
+        "--max-stage", MORE_PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
+    )
+    source = files("--source", MORE_PROGRAM, "Also compile FILE; repeatable (-e CFLAGS=...)")
+    requirements = text(
+        "--requirements", PACKAGES, "Packages: FILE or none (default: the project's)", "FILE"
+    )
+    python = text(
+        *("--python", PACKAGES, "Python version: 3.12 (default: that of the nodes)", "VERSION"),
+        check=python_version,
+    )
+    stdin = flag(
+        *("--stdin", MORE_PROGRAM, "Pass a pipe to rank 0; <FILE needs no option"),
+        limits=SUPERVISED,
+        settable=False,
+    )
+    allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
+    detach = flag("-d --detach", JOB, "Start the job and return")
+    timeout = span("--timeout", JOB, "Stop the job after TIME: 30m, 8h or 90 (seconds)")
+    hang_timeout = span("--hang-timeout", JOB, "Stop an attempt that prints nothing for TIME: 10m")
+    grace = span("--grace", JOB, "Time to save after SIGTERM (default: 5s)")
+    pass_signal = flag(
+        *("--pass-signal", JOB, "Give ranks the site's own signal, not SIGTERM"),
+        limits=(batch_systems.ONLY, *SUPERVISED),
+    )
+    retries = number("--retries", JOB, "Retry after a failure, at most N times", check=integer(0))
+    on_node_loss = choice(
+        *("--on-node-loss", JOB, "If a node is lost", "replace", "shrink", "fail"),
+        limits=(table.REPLACED, table.SUPERVISED),
+    )
+    resume_args = text(
+        *("--resume-args", JOB, "Arguments to resume: '--resume {snapshot}'", "ARGS"),
+        check=check_resume_args,
+    )
+    keep_files = texts(
+        *("--keep-files", JOB, "Outputs to copy to the launcher; repeatable", "GLOB"),
+        limits=(table.DIRECT, table.SUPERVISED),
+        check=pattern,
+    )
+    sync = text(
+        *("--sync", JOB, "Copy outputs to a folder here while the job runs", "DIR"),
+        limits=(table.DIRECT, table.SUPERVISED, table.ATTENDED),
+        check=local_folder,
+    )
+    now = flag(
+        "--now", MORE_JOB, "Do not wait for other jobs", limits=(table.DIRECT, table.SUPERVISED)
+    )
+    dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
+    emit = choice(
+        "--emit",
+        MORE_JOB,
+        "Print a standalone script",
+        "sh",
+        *(system.emits for system in BATCH_SYSTEMS.values()),
+        limits=STAGED,
+        settable=False,
+    )
+    interactive = flag(
+        *("--interactive", batch_systems.GROUP, "Open a shell, or run SCRIPT, on nodes"),
+        limits=batch_systems.TERMINAL,
+        settable=False,
+    )
+    modules = texts("--module", batch_systems.GROUP, "Environment module; repeatable", "NAME")
+    venv = text("--venv", batch_systems.GROUP, "Virtual environment on the nodes", "DIR")
+    container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
+
+    passed = batch_systems.PASSED
+    json = flag("--json", GENERAL, "Print one JSON object per line", limits=table.NOT_TERMINAL)
+
+    def pick_fields(self, spec: type[Any]) -> dict[str, Any]:
+        found = super().pick_fields(spec)
+        nodes: str = found.pop("nodes", "")
+        if nodes.isdecimal():
+            found["nodes"] = int(nodes)
+        elif nodes:
+            found["hosts"] = tuple(nodes.split(","))
+        return found
+
+    def collect_native(self) -> dict[str, str]:
+        """What was given of the batch system's own options, by its names; a flag has no value."""
+        given = {
+            key.replace("_", "-"): self.values[key]
+            for key, option in self.options().items()
+            if option.group.native and self.values[key]
+        }
+        return {
+            name: "" if value is True else ",".join(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+        }
+
+
+def copy_options(
+    verb: type[Verb], *without: str, groups: tuple[Group, ...]
+) -> tuple[Option[Any], ...]:
+    """The options of another verb that stand under these headings."""
+    found = (item for item in verb.options().values() if item.group in groups and item.flags)
+    return tuple(item for item in found if item.flag not in without)
+
+
+class Launch(Started, heading=JOBS, module="launches"):
+    """Create a cluster, run a program on it, copy its output files here, and remove the cluster.
+
+    SCRIPT is a path, the name of a bundled program, or -- COMMAND; options after it are its own.
+    Those before it are the options of `up` and `run`. The exit code is the program's. With
+    --detach, the next command after the program's end copies its files here and removes the
+    cluster. With `-c NAME` of an attached cluster, the program runs there, and nothing is created
+    or removed.
+    """
+
+    settings_of = ("up", "run")
+    examples = (
+        "clusterctl launch train.py --epochs 3",
+        "clusterctl launch --gpu g4dn:4 --spot --budget 20 train.py",
+        "clusterctl launch --detach --gpu g4dn --ttl 12h train.py",
+    )
+    detach = flag(
+        "-d --detach", OPTIONS, "Return once the program runs; a later command removes the cluster"
+    )
+    keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
+    of_up = copy_options(Up, groups=(Up.MACHINE, Up.EC2))
+    of_run = copy_options(
+        *(Run, "--detach", "--dry-run"),
+        groups=(Run.RANKS, Run.SWEEP, Run.PROGRAM, Run.PACKAGES, Run.MORE_PROGRAM, Run.JOB),
+    )
+    of_batch = copy_options(
+        # `up` has options of the names of the last two.
+        *(Run, "--interactive", "--reservation", "--gpus"),
+        groups=(batch_systems.GROUP, *(option.group for option in batch_systems.PASSED)),
+    )
+    dry_run = flag("--dry-run", GENERAL, "Print the plan of the cluster and change nothing")
+    yes = YES
+    json = JSON_LINES
+    cluster = cluster_option(help="A new cluster (default: named after SCRIPT), or an attached one")
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        return super().arrange(join_shared(cls, words))
+
+
+def _read_job(text: str, option: str) -> int | None:
+    """`arrange` gives "" where only the program's arguments are given."""
+    return integer(0)(text, option) if text else None
+
+
+class Rerun(Common, heading=JOBS, module="run"):
+    """Run a job again with the same program, files and options, here or on another cluster."""
+
+    examples = (
+        "clusterctl rerun",
+        "clusterctl rerun 7 --resume --cluster other",
+        "clusterctl rerun 7 --resume -- --resume checkpoint.pt",
+    )
+    job = whole("", ARGUMENTS, LAST_JOB.help, LAST_JOB.metavar, check=_read_job)
+    failed = flag("--failed", OPTIONS, "Of a sweep: only the points that did not succeed")
+    arguments = texts("", ARGUMENTS, "Added to the program's arguments", "[-- ARGS...]")
+    resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
+    ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: as before)")
+    variables = texts("-e --env", OPTIONS, ENV, "NAME[=VALUE]")
+    env_file = files("--env-file", OPTIONS, ENV_FILE)
+    detach = flag("-d --detach", OPTIONS, "Start the job and return")
+    json = JSON_LINES
+    cluster = cluster_option(help="Cluster to run on (default: that of the job)")
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Without a number before it, all after `--` is still the program's."""
+        end = cls.count_leading(words)
+        return [*words[:end], "", *words[end:]] if words[end : end + 1] == ["--"] else words
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs about jobs that were started.
+
+
+class Jobs(Common, heading=JOBS, module="jobs"):
+    """List your jobs, including those of removed clusters, or the points of a sweep."""
+
+    examples = (
+        "clusterctl jobs",
+        "clusterctl jobs 12",
+        "clusterctl jobs --cluster lab --json",
+        "clusterctl jobs --columns id,commit,loss,took,dollars",
+    )
+    job = whole(
+        *("", ARGUMENTS, "Show only this job; of a sweep, each point with its last metrics"),
+        "[JOB]",
+    )
+    columns = words("--columns", OPTIONS, "Columns to show, metrics too: id,commit,loss")
+    all = flag("--all", OPTIONS, "Also those of verify, bench and up, which have ended")
+    cluster = cluster_option(help="Show only this cluster")
+
+
+class Logs(Common, heading=JOBS, module="jobs"):
+    """Show a job's output, or the metrics that it has printed."""
+
+    examples = (
+        "clusterctl logs",
+        "clusterctl logs 7 --follow --rank 0",
+        "clusterctl logs 7 --metrics --csv",
+    )
+    job = LAST_JOB
+    follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
+    rank = whole("--rank", OPTIONS, "Show only this rank")
+    tail = number(
+        *("--tail", OPTIONS, "Show the last N lines of each rank"),
+        limits=(table.exclude("follow"), table.exclude("metrics")),
+    )
+    grep = text(
+        *("--grep", OPTIONS, "Show lines that match an expression", "REGEX"),
+        check=expression,
+        limits=table.exclude("metrics"),
+    )
+    metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
+    csv = flag(
+        *("--csv", OPTIONS, "Print metrics as comma-separated values"),
+        limits=(table.limit_to("metrics"), table.exclude("follow", "json")),
+    )
+    json = JSON_LINES
+    cluster = OF_JOB
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """`12.3` is point 3 of job 12."""
+        found: list[str] = []
+        for word in words:
+            job, dot, point = word.partition(".")
+            is_point = dot and job.isdigit() and point.isdigit()
+            found += ["--rank", point, job] if is_point else [word]
+        return found
+
+
+class Cancel(Common, heading=JOBS, module="jobs"):
+    """Stop a job on all nodes, and verify that no process of it is left."""
+
+    examples = ("clusterctl cancel 7",)
+    job = LAST_JOB
+    cluster = OF_JOB
+
+
+class Fetch(Common, heading=JOBS, module="jobs"):
+    """Copy the files that a job wrote from its nodes to this machine."""
+
+    examples = ("clusterctl fetch", "clusterctl fetch 7 --to results")
+    job = LAST_JOB
+    to = file("--to", OPTIONS, "Folder (default: job-N here)", "DIR")
+    cluster = OF_JOB
+
+
+class Doctor(Common, heading=JOBS, module="insight"):
+    """Say why a job hangs or has failed.
+
+    Looks at all its nodes at once: stacks of the ranks, memory, disks, clocks, links, and what the
+    ranks printed.
+    """
+
+    examples = ("clusterctl doctor", "clusterctl doctor 7 --json")
+    job = LAST_JOB
+    cluster = OF_JOB
+
+
+class Diff(Common, heading=JOBS, module="insight"):
+    """Compare two jobs: how they were started, the files they ran with, and how they ended."""
+
+    examples = ("clusterctl diff 7 9",)
+    first = number("", ARGUMENTS, "Number of a job", "JOB", check=integer(0))
+    second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=integer(0))
+    cluster = cluster_option(help="Cluster of both jobs (default: any)")
+
+
+class Top(Common, heading=JOBS, module="insight"):
+    """Show what the ranks of a job and their nodes use: steps, processors, memory, network, cost.
+
+    Refreshes in place on a terminal until the job ends. Nothing is installed on the nodes.
+    """
+
+    examples = ("clusterctl top", "clusterctl top 7 --once", "clusterctl top 7 --json")
+    job = LAST_JOB
+    interval = span("--interval", OPTIONS, "Time between updates (default: 2s)")
+    once = flag("--once", OPTIONS, "Show one frame and end")
+    json = JSON_LINES
+    cluster = OF_JOB
+
+
+class Report(Common, heading=JOBS, module="insight"):
+    """Write one page about a cluster or a job: timeline, curves of metrics, measurements, cost.
+
+    The page loads nothing from the network.
+    """
+
+    examples = ("clusterctl report", "clusterctl report 7 --output job-7.html")
+    wanted = maybe(
+        *("", ARGUMENTS, "Number of a job or name of a cluster (default: the only one)"),
+        "[JOB|CLUSTER]",
+    )
+    output = file("--output", OPTIONS, "File, or - for stdout (default: report-NAME.html here)")
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs that measure how fast a cluster and a program are: each has two words.
+
+
+BACKENDS = ("gloo", "mpi", "nccl")
+SMALLEST = 8
+"""Bytes of the first message that `reduce_all.py` sends."""
+
+
+def parse_backends(text: str, option: str) -> tuple[str, ...]:
+    check = one_of(*BACKENDS)
+    return tuple(check(name, option) for name in names(text, option))
+
+
+def parse_counts(text: str, option: str) -> tuple[int, ...]:
+    """Different numbers of ranks, the smallest first."""
+    check = integer(1, 100_000)
+    found = tuple(sorted({check(word, option) for word in names(text, option)}))
+    if not found:
+        raise UsageError(f"{option} {text!r}: expected numbers", hint=f"for example {option} 1,2,4")
+    return found
+
+
+def parse_message_size(text: str, option: str) -> int:
+    size = byte_size(text, option)
+    if size < SMALLEST:
+        raise UsageError(
+            f"{option} {text}: the smallest message has {SMALLEST} bytes",
+            hint=f"for example {option} 8MB",
+        )
+    return size
+
+
+REPEATS = number("--repeats", OPTIONS, "Repeat each N times (default: 3)", check=integer(1, 1000))
+NOW = flag("--now", OPTIONS, "Measure even while a job runs")
+
+
+class BenchAllreduce(Common, heading=JOBS, module="insight"):
+    """Measure all-reduces of many sizes in each backend, and compare them with the slowest link.
+
+    The median of several repeats, with the smallest and the largest; bandwidths as nccl-tests
+    defines them.
+    """
+
+    examples = (
+        "clusterctl bench allreduce",
+        "clusterctl bench allreduce --backends mpi,nccl --max-size 1GB --ranks 8",
+    )
+    backends = words(
+        *("--backends", OPTIONS, "Backends (default: all that the nodes have)", "gloo,mpi,nccl"),
+        check=parse_backends,
+    )
+    max_size = number(
+        "--max-size", OPTIONS, "Largest message (default: 8MB)", "SIZE", check=parse_message_size
+    )
+    ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: one per GPU or worker)")
+    repeats = REPEATS
+    now = NOW
+
+
+class BenchScaling(Started, heading=JOBS, module="insight"):
+    """Run a program with more and more ranks: its speed, where its time goes, and what it costs.
+
+    Shows the median of several runs, and the cheapest and the fastest number of ranks. SCRIPT is a
+    path, the name of a bundled program, or -- COMMAND; options after it are its own.
+    """
+
+    settings_of = ("run",)
+    examples = ("clusterctl bench scaling --ranks 1,2,4 multinode_ddp_mpi.py 3 3 --metrics",)
+    counts = words(
+        *("-n --ranks", OPTIONS, "Numbers of ranks: 1,2,4", "N,N,..."),
+        check=parse_counts,
+        settable=False,
+    )
+    repeats = REPEATS
+    now = NOW
+    of_run = (
+        Run.backend,
+        Run.launcher,
+        *copy_options(Run, groups=(Run.PROGRAM, Run.PACKAGES, Run.MORE_PROGRAM)),
+        Run.timeout,
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs about nodes and about this machine.
+
+
+MACHINES = "Nodes and this machine"
+
+
+class Ssh(Common, heading=MACHINES, module="access"):
+    """Open a shell on a node, or run one command there."""
+
+    ends_at_argument = True
+    examples = ("clusterctl ssh", "clusterctl ssh worker-1 -- nvidia-smi")
+    node = text("", ARGUMENTS, "Node (default: the launcher)", "[NODE]")
+    command = texts("", ARGUMENTS, "Command to run instead of a shell", "[COMMAND...]")
+    timeout = amount(
+        "--timeout",
+        OPTIONS,
+        "With --json: stop the command after this time (default: 600)",
+        "SECONDS",
+        seconds,
+        empty=600.0,
+        limits=table.limit_to("json"),
+    )
+
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """Options before the command are ours, also between NODE and the command, which begins at
+        `--` or at the first word after NODE; all from there on is the command's."""
+        end = cls.count_leading(words)
+        ours, rest, node = words[:end], words[end:], ""
+        if rest and rest[0] != "--":
+            node, *rest = rest
+            end = cls.count_leading(rest)
+            ours, rest = ours + rest[:end], rest[end:]
+        return [*ours, "--", node, *rest[rest[:1] == ["--"] :]]
+
+
+class Cp(Common, heading=MACHINES, module="access"):
+    """Copy a file or a folder to or from a node."""
+
+    examples = ("clusterctl cp data.csv worker-1:", "clusterctl cp worker-1:out.txt .")
+    source = text("", ARGUMENTS, "Path here, or NODE:PATH", "SOURCE")
+    target = text("", ARGUMENTS, "NODE:PATH, or a path here", "TARGET")
+    timeout = amount(
+        "--timeout", OPTIONS, "Time limit (default: 3600)", "SECONDS", seconds, empty=3600.0
+    )
+
+
+class Forward(Common, heading=MACHINES, module="access"):
+    """Make a port of a node, such as TensorBoard's or Jupyter's, reachable on this machine."""
+
+    examples = ("clusterctl forward worker-1:6006", "clusterctl forward 8888 --port 9000")
+    target = text("", ARGUMENTS, "Node (default: the launcher) and port", "[NODE:]PORT")
+    port = number(
+        "--port", OPTIONS, "Port on this machine (default: the same)", check=integer(1, 65535)
+    )
+
+
+class SshConfig(Common, heading=MACHINES, module="access", name="ssh-config"):
+    """Let plain ssh, rsync and editors reach the nodes as CLUSTER-NODE.
+
+    Adds one line to ~/.ssh/config, for all clusters. A cluster that is removed disappears from it.
+    """
+
+    examples = ("clusterctl ssh-config", "ssh default-worker-1")
+    show = flag("--print", OPTIONS, "Print the line and change nothing", settable=False)
+    remove = flag(
+        "--remove", OPTIONS, "Remove the line again", limits=table.exclude("print"), settable=False
+    )
+    cluster = cluster_option(table.NEVER)
+
+
+class Init(Common, heading=MACHINES, module="access"):
+    """Write a commented clusterctl.toml for the project in this folder."""
+
+    examples = ("clusterctl init", "clusterctl init --print")
+    only_print = flag("--print", OPTIONS, "Print it, and write no file", settable=False)
+    cluster = cluster_option(table.NEVER)
+
+
+class Check(Common, heading=MACHINES, module="access"):
+    """Check this machine: tools, packages, credentials and clusters.
+
+    With --real, three small machines are created on EC2 and removed, for at most $0.10.
+    """
+
+    settings_of = ("up",)
+    examples = ("clusterctl check", "clusterctl check --real")
+    real = flag("--real", OPTIONS, "Create and remove a cluster on EC2, and write a report")
+    REAL = Group(OPTIONS.heading, (table.limit_to("real"),))
+    of_up: tuple[Option[Any], ...] = (
+        *(Up.region.move(REAL), Up.ssh_cidr.move(REAL), Up.vpc.move(REAL)),
+        *(Up.subnet.move(REAL), Up.tag.move(REAL), Up.runtime.move(REAL)),
+    )
+    yes = YES
+    cluster = cluster_option(table.NEVER)
+
+
+# -------------------------------------------------------------------------------------------------
+# Verbs about data sets and node images: each has two words.
+
+
+DATA = "Data sets and images"
+_RECIPES = "launcher, cpu, nvidia, nvidia-mpi or amd"
+
+
+class DataGet(Common, heading=DATA, module="data"):
+    """Download data sets and copy them to $CLUSTERCTL_DATA on every worker.
+
+    A URL (https:// or s3://) is downloaded by one worker, which passes it on to the others.
+    A download that broke off is resumed, and its checksum is verified. A token for
+    https:// is taken from CLUSTERCTL_HTTPS_TOKEN.
+    """
+
+    examples = (
+        "clusterctl data get mnist",
+        "clusterctl data get cifar10 --no-push",
+        "clusterctl data get s3://my-bucket/train --name images",
+    )
+    names = texts("", ARGUMENTS, "mnist, cifar10, imagenette, or a URL", "NAME|URL...")
+    name = text(
+        "--name",
+        OPTIONS,
+        "Name of the folder on the workers",
+        "NAME",
+        limits=table.limit_to("url", "works only with a URL"),
+    )
+    sha256 = text(
+        "--sha256",
+        OPTIONS,
+        "Checksum of the file",
+        "HEX",
+        limits=table.limit_to("url", "works only with a URL"),
+        check=sha256_hex,
+    )
+    mirror = text(
+        "--mirror", OPTIONS, "URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR"
+    )
+    no_push = flag("--no-push", OPTIONS, "Do not copy to the workers")
+    cluster = cluster_option(table.exclude("no-push"))
+
+
+class DataPush(Common, heading=DATA, module="data"):
+    """Copy data sets to $CLUSTERCTL_DATA on every worker."""
+
+    examples = ("clusterctl data push mnist", "clusterctl data push ./images --name images")
+    names = texts("", ARGUMENTS, "Data set, or a folder", "NAME...")
+    name = maybe("--name", OPTIONS, "Name of the folder on the workers", "NAME")
+
+
+class DataList(Common, heading=DATA, module="data"):
+    """List the data sets, and which of them are on this machine."""
+
+    examples = ("clusterctl data list",)
+    cluster = cluster_option(table.NEVER)
+
+
+class DataIndex(Common, heading=DATA, module="data"):
+    """Write a YAML index of image folders."""
+
+    passes_options = True
+    examples = ("clusterctl data index train val",)
+    words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
+    json = flag("--json", GENERAL, limits=table.NEVER)
+    cluster = cluster_option(table.NEVER)
+
+
+class ImageBuild(Common, heading=DATA, module="data"):
+    """Build a node image from its recipe with this machine's Docker."""
+
+    examples = ("clusterctl image build cpu", "clusterctl image build nvidia --push ghcr.io/me")
+    name = text("", ARGUMENTS, _RECIPES, "NAME")
+    push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
+    base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
+    cluster = cluster_option(table.NEVER)
+
+
+# -------------------------------------------------------------------------------------------------
+# All of them.
+
+
+VERBS = Verb.known
+FAMILIES = {
+    "bench": "Measure all-reduces, and how a program scales.",
+    "data": "Download, copy and list data sets.",
+    "image": "Build node images.",
+}
+"""Words that verbs of two words begin with."""
+
+
+def find_limit(verb: str, option: str, circumstances: Collection[str]) -> Limit | None:
+    """Why the option (as it is written: `--spot`, `-pe`) has no effect there; None where it has.
+    One that the verb does not have is srun's, and for a batch system."""
+    options = (item.limits for item in VERBS[verb].options().values() if option in item.flags)
+    limits = next(options, (batch_systems.ONLY,))
+    return next((item for item in limits if not item.holds(circumstances)), None)
