@@ -17,7 +17,6 @@ from clusterctl.actions import run as actions_run
 from clusterctl.actions import up as actions_up
 from clusterctl.actions import verify as actions_verify
 from clusterctl.actions.common import Unfetched
-from clusterctl.actions.node_loss import find_dead
 from clusterctl.actions.run import Prepared
 from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Cluster as ClusterRecord
@@ -172,9 +171,7 @@ class Cluster:
         job = node_loss.run_again(
             self._store,
             prepared.job.id,
-            lambda note: actions_run.run(
-                self._store, prepared, on_start=note, find_dead=find_dead, **seen
-            ),
+            lambda note: actions_run.run(self._store, prepared, on_start=note, **seen),
             prepared.secrets,
             on_start=lambda job: None,
             **seen,

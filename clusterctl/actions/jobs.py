@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.run import FindDeadNodes, open_follower
+from clusterctl.actions.run import open_follower
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core.clock import NEVER, Deadline
@@ -136,7 +136,6 @@ def read_logs(
     follow: bool,
     rank: int | None = None,
     choice: Choice = ALL,
-    find_dead: FindDeadNodes | None = None,
 ) -> Iterator[list[Piece]]:
     """The lines of the job's output that are chosen: to its end with `follow`, else as far as it
     is. `rank` has to be one of the job's, and is not filtered for. `report` gets why one waits."""
@@ -159,7 +158,7 @@ def read_logs(
         job = _require_handed_in(store, job, cluster, pool)
         _report_no_start(job, report)
         if not _was_never_staged(job):
-            output = _follow(store, job, cluster, pool, report, follow, find_dead)
+            output = _follow(store, job, cluster, pool, report, follow)
             yield from records.choose_lines(output, choice)
 
 
@@ -170,11 +169,10 @@ def _follow(
     pool: Pool,
     report: Reporter,
     follow: bool,
-    find_dead: FindDeadNodes | None,
 ) -> Iterator[list[Piece]]:
     folder = store.locate_job_folder(job.id)
     with (
-        open_follower(store, job, cluster, pool, report, find_dead) as follower,
+        open_follower(store, job, cluster, pool, report) as follower,
         jobs_fetch.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,
     ):
         try:

@@ -18,7 +18,7 @@ from clusterctl.batch.verdict import (
 )
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job, JobState
-from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase, Reporter
+from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Reporter
 from clusterctl.core.text import count
 from clusterctl.errors import (
     ClusterctlError,
@@ -29,31 +29,6 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.state.store import Store
-
-# -------------------------------------------------------------------------------------------------
-# Which nodes will not answer again, however long anybody waits.
-
-
-def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
-    """The nodes whose machines do not run, and why, by the record and by the provider; none where
-    it cannot know. May take long. Raises ProviderError, and RecordError for a damaged record."""
-    if _was_taken_down(store, cluster):
-        why = f"cluster {cluster.name} was taken down"
-        return {node.name: why for node in cluster.nodes}
-    from clusterctl.machines import providers  # not for every `run`
-
-    provider = providers.load_provider(cluster.spec.provider)
-    return provider.list_dead(cluster, store.locate_folder(cluster.name))
-
-
-def _was_taken_down(store: Store, cluster: Cluster) -> bool:
-    if cluster.name not in store.list_names():
-        return True
-    record = store.read_cluster(cluster.name)
-    return record.id != cluster.id or record.phase is Phase.DELETING
-
-
-# -------------------------------------------------------------------------------------------------
 
 REPLACE, SHRINK, FAIL = "replace", "shrink", "fail"
 MOST = 5
@@ -127,7 +102,6 @@ def run_again(
             on_output=on_output,
             report=report,
             detach=False,
-            find_dead=find_dead,
         )
         try:
             return again(resume=True)

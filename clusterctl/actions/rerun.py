@@ -14,7 +14,6 @@ from pathlib import Path
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions.jobs import find_cluster, make_lost_cluster_error
 from clusterctl.actions.run import (
-    FindDeadNodes,
     OnJob,
     OnOutput,
     Prepared,
@@ -383,7 +382,6 @@ def rerun(
     report: Reporter,
     detach: bool,
     without: Collection[str] = (),
-    find_dead: FindDeadNodes | None = None,
 ) -> Job:
     """The same program, tree and options again, as a new job on a cluster of the same name, or on
     the cluster `where`, less the nodes `without`.
@@ -436,7 +434,6 @@ def rerun(
         report=report,
         detach=detach,
         carried=carried,
-        find_dead=find_dead,
     )
 
 

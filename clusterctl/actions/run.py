@@ -18,7 +18,7 @@ from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, ProgramKind
-from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
+from clusterctl.core.model import Cluster, NodeResult, Phase, Reporter, make_error
 from clusterctl.core.text import count
 from clusterctl.errors import (
     BootstrapError,
@@ -34,6 +34,7 @@ from clusterctl.jobs.follow import Follower, Interrupts, StartSignals
 from clusterctl.jobs.records import Piece
 from clusterctl.launch import launcher
 from clusterctl.launch.compiling import plan_compilation
+from clusterctl.machines import providers
 from clusterctl.project import environment, own_project
 from clusterctl.project import program as programs
 from clusterctl.project import tree as project_tree
@@ -126,8 +127,6 @@ REST_LIMIT = 300.0
 
 OnOutput = Callable[[list[Piece]], None]
 OnJob = Callable[[Job], None]
-FindDeadNodes = Callable[[Store, Cluster], Mapping[str, str]]
-"""Looks for nodes that will never answer again, as actions.dead_nodes does."""
 
 STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
 """What starts the ranks, by --launcher, as far as that is known here."""
@@ -152,6 +151,17 @@ def stop_on_interrupt(
         raise
 
 
+def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
+    """The nodes whose machines do not run, and why, by the record and by the provider; none where
+    it cannot know. May take long. Raises ProviderError, and RecordError for a damaged record."""
+    record = store.read_cluster(cluster.name) if cluster.name in store.list_names() else None
+    if record is None or record.id != cluster.id or record.phase is Phase.DELETING:
+        why = f"cluster {cluster.name} was taken down"
+        return {node.name: why for node in cluster.nodes}
+    provider = providers.load_provider(cluster.spec.provider)
+    return provider.list_dead(cluster, store.locate_folder(cluster.name))
+
+
 @contextmanager
 def open_follower(
     store: Store,
@@ -159,10 +169,9 @@ def open_follower(
     cluster: Cluster,
     pool: Pool,
     report: Reporter,
-    find_dead: FindDeadNodes | None,
 ) -> Iterator[Follower]:
     """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
-    look = partial(find_dead, store, cluster) if find_dead else None
+    look = partial(find_dead, store, cluster)
 
     def describe_use() -> str:
         from clusterctl.actions import rank_use  # only for a job that is silent for long
@@ -185,12 +194,11 @@ def follow_to_end(
     *,
     on_output: OnOutput,
     report: Reporter,
-    find_dead: FindDeadNodes | None = None,
 ) -> Job:
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
     folder = store.locate_job_folder(job.id)
     with (
-        open_follower(store, job, cluster, pool, report, find_dead) as follower,
+        open_follower(store, job, cluster, pool, report) as follower,
         fetch.Keeper(job, cluster, pool, folder) as keeper,
     ):
         try:
@@ -545,7 +553,6 @@ def run(
     detach: bool = False,
     pool: Pool | None = None,
     carried: AbstractContextManager[jobs_submit.Carry | None] | None = None,
-    find_dead: FindDeadNodes | None = None,
 ) -> Job:
     """Runs the job and returns it as it ended (or as it started, with `detach`). `pool` is left
     open; without one, connections are made for this job alone.
@@ -565,9 +572,7 @@ def run(
         on_start(job)
         if detach:
             return job
-        return follow_to_end(
-            store, job, cluster, pool, on_output=on_output, report=report, find_dead=find_dead
-        )
+        return follow_to_end(store, job, cluster, pool, on_output=on_output, report=report)
 
 
 def claim_number(store: Store, planned: Prepared, plan: Callable[[int], Prepared]) -> Prepared:

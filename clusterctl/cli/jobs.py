@@ -16,7 +16,6 @@ import typer
 
 from clusterctl.actions import common, costs, node_loss
 from clusterctl.actions import jobs as actions_jobs
-from clusterctl.actions.node_loss import find_dead
 from clusterctl.cli.console import Console, escape, format_records, format_table
 from clusterctl.cli.output import (
     Printer,
@@ -262,7 +261,6 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
             follow=given.follow,
             rank=given.rank,
             choice=choice,
-            find_dead=find_dead,
         ):
             printer(pieces)
     except NodeUnreachable:

@@ -23,7 +23,6 @@ import typer
 from clusterctl import process
 from clusterctl.actions import common, node_loss
 from clusterctl.actions import run as actions_run
-from clusterctl.actions.node_loss import find_dead
 from clusterctl.actions.run import LARGEST_INPUT, Prepared
 from clusterctl.cli.console import Console, make_plain
 from clusterctl.cli.output import (
@@ -337,7 +336,7 @@ def _follow(
         Printer(console) as printer,
     ):
         seen: Any = {"on_output": printer, "report": console.report}
-        first = partial(start, detach=detach, find_dead=find_dead, **seen)
+        first = partial(start, detach=detach, **seen)
         if detach:
             first(on_start=on_start)
             return
