@@ -41,7 +41,6 @@ from clusterctl.launch.mpirun import find_common_mpi
 from clusterctl.machines import bootstrap, facts, hosts, providers
 from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, make_key_mark
 from clusterctl.machines.bootstrap import REQUIRED
-from clusterctl.machines.protocol import Queue
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
@@ -559,7 +558,7 @@ def _survey_site(
             hint="is this a login node of the cluster? On Debian: apt-get install "
             + " ".join(sorted(set(missing.values()))),
         )
-    queues = _list_queues(pool, node, site, where)
+    _require_queues(pool, node, site, where)
     info = {**site.parse_site_info(answers), "home": answers["home"].strip()}
     node = replace(
         node,
@@ -568,7 +567,7 @@ def _survey_site(
         facts=found,
         python=found.python.executable if found.python else "",
         mpi_prefix=found.mpi.prefix if found.mpi else "",
-        slots=sum(queue.slots for queue in queues) or 1,
+        slots=0,
     )
     info["shared"] = _probe_shared(pool, node, site, report)
     return replace(
@@ -576,7 +575,7 @@ def _survey_site(
     )
 
 
-def _list_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> tuple[Queue, ...]:
+def _require_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> None:
     """Raises BootstrapError where there are commands, but no batch system that answers them."""
     command = site.status_command
     result = pool.find_transport(login.name).run(command, timeout=STATUS_TIMEOUT)
@@ -586,7 +585,6 @@ def _list_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> tuple[
             hint="is this a login node of a running cluster?"
             f" `{command.partition(' ')[0]}` must work there",
         )
-    return site.parse_queues(result.text)
 
 
 def _probe_shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> str:

@@ -15,7 +15,6 @@ from clusterctl.insight import cost, top
 from clusterctl.insight.top import GpuLook
 from clusterctl.machines import deadlines, providers
 from clusterctl.machines.attached import BatchSite
-from clusterctl.machines.protocol import Queue
 from clusterctl.state.store import Store
 
 ANSWER = 10.0
@@ -46,8 +45,8 @@ class ClusterStatus:
     age: float
     dollars_per_hour: float
     dollars: float
-    queues: tuple[Queue, ...] = ()
-    """Of a batch system that was asked."""
+    queues: str = ""
+    """What a batch system that was asked says of them."""
     unknown_prices: tuple[str, ...] = ()
     """Items that the two sums leave out."""
     asked: bool = False
@@ -129,7 +128,7 @@ class _Told:
     answers: dict[str, str]
     deadlines: dict[str, float] = field(default_factory=dict)
     gpus: dict[str, tuple[GpuLook, ...]] = field(default_factory=dict)
-    queues: tuple[Queue, ...] = ()
+    queues: str = ""
     warnings: tuple[str, ...] = ()
 
 

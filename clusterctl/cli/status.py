@@ -42,7 +42,7 @@ def status(given: Status, console: Console) -> None:
     if any(item.gpus for item in found.nodes):
         lines.append(format_records(_list_gpus(found.nodes)))
     if found.queues:
-        lines.append(format_records(map(_list_queue, found.queues)))
+        lines.append(found.queues)
     if console.verbose:
         for item in found.nodes:
             lines.append(f"{item.node.name}: root {item.node.root}")
@@ -96,7 +96,7 @@ def _list_node(item: Any, jobs: Any, live: bool) -> dict[str, object]:
         "node": node.name,
         "role": node.role.value,
         "address": f"{node.address}:{node.ssh_port}" if node.ssh_port else node.address or "here",
-        "slots": node.slots,
+        "slots": node.slots or "-",
         "mpi": f"{mpi.flavour} {mpi.version}" if mpi else "-",
         "python": python.version if python else "-",
         "gpus": _describe_gpus(node) or None,
@@ -150,17 +150,6 @@ def _name_source(found: Any) -> str:
 
 def _format_dollars(dollars: float, found: Any) -> str:
     return f"{'at least ' * bool(found.unknown_prices)}${dollars:.2f}"
-
-
-def _list_queue(queue: Any) -> dict[str, object]:
-    """A partition or a queue: what is free, of what there is."""
-    return {
-        "queue": queue.name,
-        "nodes free": f"{queue.free_nodes} of {queue.nodes}",
-        "slots free": f"{queue.free_slots} of {queue.slots}",
-        "gpus free": f"{queue.free_gpus} of {queue.gpus}" if queue.gpus else "-",
-        "nodes down": queue.down,
-    }
 
 
 def _describe_stay(cluster: Cluster) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
-from xml.etree import ElementTree
 
 from clusterctl.core import assets
 from clusterctl.core.model import (
@@ -23,7 +21,7 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.errors import LeftoverError
-from clusterctl.machines.protocol import Features, Provider, Queue
+from clusterctl.machines.protocol import Features, Provider
 from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
@@ -124,6 +122,7 @@ class BatchSite(Provider):
     """Programs that the login node has to have, with Debian's name for the package."""
     questions: ClassVar[Mapping[str, str]]
     status_command: ClassVar[str]
+    """Prints the queues, for people."""
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         """What the answers to the questions say, as it is kept in the cluster's record."""
@@ -133,36 +132,22 @@ class BatchSite(Provider):
         """Runs `words` on a compute node, if one is free within so many seconds."""
         raise NotImplementedError
 
-    def parse_queues(self, text: str) -> tuple[Queue, ...]:
-        """What `status_command` printed."""
-        raise NotImplementedError
-
-    def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], tuple[Queue, ...]]:
-        """Whether the login node answers, and its queues."""
+    def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], str]:
+        """Whether the login node answers, and what it says of its queues."""
         login = cluster.launcher
         with Pool.of(cluster, folder / "ssh") as pool:
             result = pool.find_transport(login.name).run(
                 self.status_command, timeout=STATUS_TIMEOUT
             )
         if not result.ok:
-            return {login.name: f"no answer: {result.why}"}, ()
-        return {login.name: "answers"}, self.parse_queues(result.text)
+            return {login.name: f"no answer: {result.why}"}, ""
+        return {login.name: "answers"}, result.text.rstrip()
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return self.look(cluster, folder)[0]
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         clean_up_hosts(cluster, folder, report, lambda node: render_removal(node.root, cluster.id))
-
-
-def _add_up(rows: Iterable[Queue]) -> tuple[Queue, ...]:
-    """One row for each queue, with the sums."""
-    found: dict[str, Queue] = {}
-    for row in rows:
-        old = found.get(row.name, Queue(name=row.name))
-        sums = {x.name: getattr(old, x.name) + getattr(row, x.name) for x in fields(Queue)[1:]}
-        found[row.name] = Queue(name=row.name, **sums)
-    return tuple(found.values())
 
 
 class SlurmProvider(BatchSite):
@@ -178,9 +163,7 @@ class SlurmProvider(BatchSite):
         "mpi_plugins": "srun --mpi=list 2>&1",
         "sacct": "command -v sacct",
     }
-    status_command = (
-        "sinfo -h -e -O 'PartitionName:|,StateCompact:|,Nodes:|,CPUsState:|,Gres:|,GresUsed:|'"
-    )
+    status_command = "sinfo"
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         """`version`, `pmix` and `sacct`, empty where the site has none."""
@@ -197,42 +180,6 @@ class SlurmProvider(BatchSite):
             f" {shlex.join(words)} </dev/null"
         )
 
-    def parse_queues(self, text: str) -> tuple[Queue, ...]:
-        return _add_up(filter(None, map(_read_partition, text.splitlines())))
-
-
-_PARTITION = re.compile(
-    r"\s*(\S+?)\s*\|\s*(\S+?)\s*\|\s*(\d+)\s*\|([^|]*)\|([^|]*)\|([^|]*)", re.ASCII
-)
-
-
-def _read_partition(line: str) -> Queue | None:
-    """A row per partition and kind of node: `main|idle|2|0/8/0/8|gpu:a100:4|gpu:a100:0|`. The
-    processors are allocated, idle, other, and all of them."""
-    found = _PARTITION.match(line)
-    if not found:
-        return None
-    name, state, nodes, cpus, gpus, used = found.groups()
-    count = int(nodes)
-    up = not re.match(r"down|drain|drng|fail|maint|unk|boot|pow|inval", state)
-    slots = re.fullmatch(r"\d+/(\d+)/\d+/(\d+)", cpus.strip(), re.ASCII)
-    there = _count_gpus(gpus) * count
-    return Queue(
-        name=name,
-        nodes=count,
-        free_nodes=count if state.startswith("idle") else 0,
-        slots=int(slots[2]) if slots else 0,
-        free_slots=int(slots[1]) if slots and up else 0,
-        gpus=there,
-        free_gpus=max(0, there - _count_gpus(used) * count) if up else 0,
-        down=0 if up else count,
-    )
-
-
-def _count_gpus(text: str) -> int:
-    """GPUs of one node: `gpu:a100:4(S:0-1),gpu:t4:2`."""
-    return sum(int(n) for n in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", text))
-
 
 class SgeProvider(BatchSite):
     """Commands of Sun's, Son of, Univa and Open Grid Engine alike."""
@@ -243,7 +190,7 @@ class SgeProvider(BatchSite):
         ("qsub", "qstat", "qdel", "qrsh", "qconf"), "gridengine-client"
     )
     questions: ClassVar = {"version": "qstat -help | head -n 1", "pes": "qconf -spl"}
-    status_command = "qstat -f -F -xml"
+    status_command = "qstat -g c"
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         """`version` and the names of the parallel environments in `pes`."""
@@ -255,39 +202,3 @@ class SgeProvider(BatchSite):
     def build_node_command(self, words: Sequence[str], seconds: int) -> str:
         command = shlex.quote(shlex.join(words))
         return f"timeout {seconds} qrsh -now y -l h_rt=60 -N cctl-check {command} </dev/null"
-
-    def parse_queues(self, text: str) -> tuple[Queue, ...]:
-        return _add_up(_read_queues(text))
-
-
-_GPU = ("gpu", "gpus", "ngpus")
-"""What sites call the resource: Grid Engine has no name of its own for it."""
-
-
-def _read_queues(text: str) -> Iterator[Queue]:
-    """An entry per queue and host. A state other than a calendar's or an owner's means that no job
-    starts there."""
-    try:
-        # What qstat prints for -F is not always closed properly; then slots are all we know.
-        rows = list(ElementTree.fromstring(text).iter("Queue-List"))
-    except ElementTree.ParseError:
-        return
-    for row in rows:
-        total, used = (_round_down(row.findtext(name)) for name in ("slots_total", "slots_used"))
-        up = not re.search("[aAudDEsSoc]", row.findtext("state") or "")
-        gpus = sum(_round_down(r.text) for r in row.iter("resource") if r.get("name") in _GPU)
-        yield Queue(
-            name=(row.findtext("name") or "").partition("@")[0],
-            nodes=1,
-            free_nodes=int(up and used == 0),
-            slots=total,
-            free_slots=max(0, total - used) if up else 0,
-            gpus=gpus,
-            free_gpus=gpus if up else 0,
-            down=int(not up),
-        )
-
-
-def _round_down(text: str | None) -> int:
-    match = re.match(r"\d+", (text or "").strip())
-    return int(match[0]) if match else 0

@@ -305,25 +305,6 @@ class Cloud(Provider):
 
 
 # -------------------------------------------------------------------------------------------------
-# What `attach` takes over has queues, too.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """A partition of Slurm or a queue of Grid Engine, as it is now."""
-
-    name: str
-    nodes: int = 0
-    free_nodes: int = 0
-    slots: int = 0
-    free_slots: int = 0
-    gpus: int = 0
-    free_gpus: int = 0
-    down: int = 0
-    """Nodes that take no jobs."""
-
-
-# -------------------------------------------------------------------------------------------------
 # What nodes are called, whoever makes them.
 
 

@@ -14,7 +14,6 @@ from clusterctl.batch.queue import QueueSystem, check_value, make_job_name
 from clusterctl.core.job import JobSpec, JobState
 from clusterctl.core.model import Cluster
 from clusterctl.machines.attached import BatchSite
-from clusterctl.machines.protocol import Queue
 
 
 class Oar(QueueSystem):
@@ -66,7 +65,3 @@ class OarProvider(BatchSite):
 
     def build_node_command(self, words: Sequence[str], seconds: int) -> str:
         return f"timeout {seconds} oarsub -I {shlex.join(words)}"
-
-    def parse_queues(self, text: str) -> tuple[Queue, ...]:
-        nodes = len(text.splitlines())
-        return (Queue(name="default", nodes=nodes, slots=nodes),)

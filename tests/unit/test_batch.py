@@ -17,7 +17,6 @@ from clusterctl.core.job import Job, JobSpec, JobState, Placement
 from clusterctl.core.model import Cluster, Role
 from clusterctl.errors import UsageError
 from clusterctl.launch import launcher
-from clusterctl.machines.protocol import Queue
 from clusterctl.machines.providers import load_site
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, program, request, spec
@@ -457,18 +456,6 @@ def test_a_job_finds_its_own_part_of_a_survey() -> None:
 # ------------------------------------------------------------------------------------------ sites
 
 
-def test_partitions() -> None:
-    text = (
-        "main|idle|2|0/8/0/8|(null)|gpu:0|\nmain|mix|1|2/2/0/4|(null)|gpu:0|\n"
-        "gpu|alloc|1|64/0/0/64|gpu:a100:4(S:0-1)|gpu:a100:3(IDX:0-2)|\n"
-        "gpu|down*|1|0/64/0/64|gpu:a100:4(S:0-1)|gpu:a100:0(IDX:N/A)|\nnonsense\n"
-    )
-    assert load_site("slurm").parse_queues(text) == (
-        Queue(name="main", nodes=3, free_nodes=2, slots=12, free_slots=10),
-        Queue(name="gpu", nodes=2, slots=128, gpus=8, free_gpus=1, down=1),
-    )
-
-
 def test_mpi_plugins_are_read_in_old_and_new_wording() -> None:
     new = (
         "MPI plugin types are...\n\tnone\n\tpmix\nspecific pmix plugin versions available: pmix_v4"
@@ -476,23 +463,6 @@ def test_mpi_plugins_are_read_in_old_and_new_wording() -> None:
     old = "srun: MPI types are...\nsrun: pmix\nsrun: none\n"
     for said, expected in ((new, "yes"), (old, "yes"), ("MPI plugin types are...\n\tpmi2", "")):
         assert load_site("slurm").parse_site_info({"mpi_plugins": said})["pmix"] == expected
-
-
-def test_queues() -> None:
-    row = (
-        "<Queue-List><name>{}</name><slots_used>{}</slots_used><slots_total>4</slots_total>"
-        "<state>{}</state>{}</Queue-List>"
-    )
-    gpu = '<resource name="gpu" type="hc">2.000000</resource>'
-    rows = [("all.q@a", 0, "", gpu), ("all.q@b", 3, "", ""), ("all.q@c", 0, "au", gpu)]
-    text = "".join(row.format(*values) for values in rows)
-    found = load_site("sge").parse_queues(f"<job_info><queue_info>{text}</queue_info></job_info>")
-    assert found == (
-        Queue(
-            name="all.q", nodes=3, free_nodes=1, slots=12, free_slots=5, gpus=4, free_gpus=2, down=1
-        ),
-    )
-    assert load_site("sge").parse_queues("error: commlib") == ()
 
 
 @pytest.mark.parametrize("system", ["slurm", "sge"])

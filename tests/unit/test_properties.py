@@ -330,8 +330,6 @@ FOREIGN: dict[str, Callable[[str], object]] = {
         networks.parse_taken("", text),
         networks.find_own(text, "eth0"),
     ),
-    "sinfo": lambda text: SlurmProvider().parse_queues(text),
-    "qstat": lambda text: SgeProvider().parse_queues(text),
     "site": lambda text: [
         provider.parse_site_info(dict.fromkeys(provider.questions, text))
         for provider in (SlurmProvider(), SgeProvider())
