@@ -32,50 +32,26 @@ def write_known_hosts(store: Store, cluster: Cluster, host_keys: Mapping[str, st
     """From now on the nodes may show these keys (by node) and no others. Returns the record with
     them."""
     keys = {name_in_known_hosts(cluster.node(name)): key for name, key in host_keys.items()}
-    text = _complete("", keys)
-    write_atomic(store.locate_folder(cluster.name) / "ssh" / "known_hosts", text.encode())
-    return replace(cluster, host_keys=keys)
+    cluster = replace(cluster, host_keys=keys)
+    _write_known_hosts(store, cluster)
+    return cluster
 
 
 def mend_known_hosts(store: Store, cluster: Cluster) -> None:
-    """Puts keys that known_hosts has lost back into it, as they are on record. A node for which it
-    has another key keeps that. In other phases than READY another command may be writing it."""
-    if cluster.phase is not Phase.READY or not cluster.host_keys:
-        return
-    path = store.locate_folder(cluster.name) / "ssh" / "known_hosts"
-    text = ""
-    with suppress(OSError):
-        text = path.read_text(errors="replace")
-    mended = _complete(text, cluster.host_keys)
-    if mended != text:
+    """Makes known_hosts be what is on record. In other phases than READY another command may be
+    writing it."""
+    if cluster.phase is Phase.READY and cluster.host_keys:
         with suppress(OSError):  # the connection says what is not known
-            write_atomic(path, mended.encode())
+            _write_known_hosts(store, cluster)
 
 
-def _complete(text: str, keys: Mapping[str, str]) -> str:
-    """`text`, a known_hosts file, with these keys (as `ssh-ed25519 AAAA…`, by `host_name`) where it
-    has none for that host. If it lacks one, lines that make no sense are left out."""
-    good, there = [], set[str]()
-    for line in text.splitlines():
-        for patterns, key in core_keys.read_entries(line):
-            if _is_whole(key):
-                good.append(line)
-                there.update(patterns.split(","))
-    lost = [f"{name} {key}" for name, key in keys.items() if name not in there]
-    return "".join(f"{line}\n" for line in (*good, *lost)) if lost else text
-
-
-def _is_whole(key: core_keys.HostKey) -> bool:
-    """Whether nothing was cut off the key: it is made of its kind and of other fields, each after
-    its length (RFC 4253, section 6.6)."""
-    fields, rest = [], key.blob
-    while len(rest) >= 4:
-        end = 4 + int.from_bytes(rest[:4], "big")
-        if end > len(rest):
-            return False
-        fields.append(rest[4:end])
-        rest = rest[end:]
-    return not rest and len(fields) > 1 and fields[0] == key.kind.encode()
+def _write_known_hosts(store: Store, cluster: Cluster) -> None:
+    path = store.locate_folder(cluster.name) / "ssh" / "known_hosts"
+    data = "".join(f"{name} {key}\n" for name, key in cluster.host_keys.items()).encode()
+    with suppress(OSError):
+        if path.read_bytes() == data:
+            return
+    write_atomic(path, data)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -373,7 +373,7 @@ def _prepare_nodes(
     sizes = {name: intent.images[kind].size for name, kind in kinds.items()}
     progress = StepReporter(report, nodes=clock.nodes, sizes=sizes)
     compiles = any(image.recipe in catalog.COMPILED_FOR for image in intent.images.values())
-    with clock.time_phase(BOOTSTRAP), progress:
+    with clock.time_phase(BOOTSTRAP):
         results = pool.run(
             "exec /bin/sh -s",
             stdin=scripts,

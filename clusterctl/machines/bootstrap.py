@@ -26,7 +26,6 @@ from clusterctl.core.model import (
     Reporter,
     Role,
     Runtime,
-    shorten,
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.errors import BootstrapError, NodeUnreachable
@@ -35,7 +34,7 @@ from clusterctl.machines.registry import RegistryLogin
 from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
-# Which node is at which step, while it happens: the scripts' own words, equal ones in one line.
+# Which node is at which step, while it happens, in the scripts' own words.
 
 
 MARKER = "@@step"
@@ -43,23 +42,17 @@ MARKER = "@@step"
 RECEIVED = "@@received"
 """And, where somebody watches, with the bytes that the node has received since it was started."""
 
-DONE = "done"
-PAUSE = 0.5
-"""Seconds between two looks: what many nodes begin in between is one line."""
-
 
 class StepReporter:
-    """A context manager. `on_stdout` takes what the nodes print, from any thread; `report` gets
-    lines such as `worker-[1-8]: Docker`. A node that has all it needs already is not spoken of."""
+    """`on_stdout` takes what the nodes print, from any thread; `report` gets each step when the
+    first of them begins it. What a node has already is not spoken of."""
 
     def __init__(
         self,
         report: Reporter,
-        pause: float = PAUSE,
-        now: Callable[[], float] = time.monotonic,
-        *,
         nodes: NodePhases | None = None,
         sizes: Mapping[str, int] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`nodes` is told the phase of each node. `sizes`: bytes of the image that a node pulls."""
         self.nodes = nodes or NodePhases()
@@ -69,12 +62,9 @@ class StepReporter:
         self._now = now
         self._since: dict[str, tuple[str, float]] = {}
         self._report = report
-        self._pause = pause
+        self._told: set[str] = set()
         self._rest: dict[str, bytes] = {}
-        self._news: dict[str, list[str]] = {}
         self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="progress")
 
     def on_stdout(self, node: str, data: bytes) -> None:
         with self._lock:
@@ -91,8 +81,6 @@ class StepReporter:
         if node in self._since:  # the step that it was at is behind it
             step, began = self._since.pop(node)
             self.seconds[step] = max(self.seconds.get(step, 0.0), self._now() - began)
-            if marker == facts.MARKER:  # the questions come after all steps
-                self._news.setdefault(DONE, []).append(node)
         if marker == MARKER:
             name, _, what = what.partition(" ")
             known = read_steps().get(name)
@@ -100,26 +88,9 @@ class StepReporter:
             size = self.sizes.get(node, 0) if phase == progress.PULLING else 0
             self.nodes.enter([node], phase, what if phase == progress.INSTALLING else "", size)
             self._since[node] = what, self._now()
-            self._news.setdefault(what, []).append(node)
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._pause):
-            self._flush()
-
-    def _flush(self) -> None:
-        with self._lock:
-            news, self._news = self._news, {}
-        for what, nodes in news.items():
-            self._report(f"{shorten(nodes)}: {what}")
-
-    def __enter__(self) -> StepReporter:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._flush()
+            if what not in self._told:
+                self._told.add(what)
+                self._report(f"preparing nodes: {what}")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -87,13 +87,19 @@ def test_a_phase_that_is_told_twice_goes_on() -> None:
 def test_the_steps_of_the_bootstrap_are_phases() -> None:
     phases, _ = begin("worker-1", "worker-2")
     sizes = {"worker-1": 400_000_000}
-    reporter = StepReporter(lambda line: None, pause=60, nodes=phases, sizes=sizes)
+    told: list[str] = []
+    clock = iter([0.0, 1.0, 5.0, 9.0, 9.0])
+    reporter = StepReporter(told.append, phases, sizes, lambda: next(clock))
     reporter.on_stdout("worker-1", b"@@received 1000\n@@step image pulling some/image:1\n")
     reporter.on_stdout("worker-1", b"@@received 5001000\n")
-    reporter.on_stdout("worker-2", b"@@step docker Docker\n")
+    reporter.on_stdout("worker-2", b"@@step docker Docker\n@@st")
     found = states(phases)
     assert (found["worker-1"].phase, found["worker-1"].what) == (PULLING, "")
     assert (found["worker-1"].received, found["worker-1"].size) == (5_000_000, 400_000_000)
     assert (found["worker-2"].phase, found["worker-2"].what) == (progress.INSTALLING, "Docker")
-    reporter.on_stdout("worker-2", b"@@step hosts the nodes by name\n")
+    reporter.on_stdout("worker-2", b"ep hosts the nodes by name\n")
     assert states(phases)["worker-2"].phase == progress.CONFIGURING
+    reporter.on_stdout("worker-1", b"@@fact hostname\nip-10-0-0-1\n@@fact end\n")
+    assert reporter.seconds == {"pulling some/image:1": 9.0, "Docker": 4.0}
+    steps = [line.partition(": ")[2] for line in told]
+    assert steps == ["pulling some/image:1", "Docker", "the nodes by name"]
