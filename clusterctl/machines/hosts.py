@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from clusterctl.core.model import Node, Role
@@ -79,88 +79,50 @@ def _read_lines(text: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 "this looks like an inventory of Ansible: list its hosts, one per line:"
                 " ansible all -i INVENTORY --list-hosts",
             )
-        yield _parse_line(words[0], _read_values(words[1:], where, raw), where)
+        yield _parse_line(words, where, raw)
 
 
-def _read_values(words: list[str], where: str, raw: str) -> dict[str, str]:
-    """By name, in the words of _FIELDS."""
-    values = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name or not value:
+def _parse_line(words: list[str], where: str, raw: str) -> tuple[str, dict[str, Any]]:
+    """`[USER@]HOST [NAME=VALUE …]`."""
+    user, _, host = words[0].rpartition("@")
+    if not _NAME.fullmatch(host):
+        hint = "an IPv6 address needs a name in ssh_config" if ":" in host else "a name or address"
+        raise _make_error(where, words[0], hint)
+    said: dict[str, Any] = {"user": user} if user else {}
+    for word in words[1:]:
+        name, _, value = word.partition("=")
+        if not name or not value:
             raise _make_error(
                 where, raw, "after the host come NAME=VALUE pairs, without blanks around ="
             )
         name = name.replace("-", "_")
         if name in _IGNORED:
             continue
-        if (name := _ALIASES.get(name, name)) not in _FIELDS:
+        name = _ALIASES.get(name, name)
+        if name not in _FIELDS:
             raise _make_error(where, raw, f"known: {', '.join(_FIELDS)}")
-        values[name] = value
-    return values
+        kind, pattern, hint = _FIELDS[name]
+        if not re.fullmatch(pattern, value) or (name == "port" and int(value) > 65535):
+            raise _make_error(where, word, hint)
+        said[name] = kind(value)
+    return host, said
 
 
 _IGNORED = {"max_slots", "max"}
 """Open MPI's upper limit: we never oversubscribe machines that are not ours."""
 
-_ALIASES = {
-    "gpus": "gpu",
-    "count": "slots",
-    "cpu": "slots",
-    "cpus": "slots",
-}
+_ALIASES = {"gpus": "gpu", "count": "slots", "cpu": "slots", "cpus": "slots"}
 
-
-def _parse_line(host: str, values: dict[str, str], where: str) -> tuple[str, dict[str, Any]]:
-    user, _, name = host.rpartition("@")
-    if not _NAME.fullmatch(name):
-        hint = "an IPv6 address needs a name in ssh_config" if ":" in name else "a name or address"
-        raise _make_error(where, host, hint)
-    return name, {
-        **({"user": user} if user else {}),
-        **{key: _FIELDS[key](value, where) for key, value in values.items()},
-    }
-
-
-def _parse_text(value: str, where: str) -> str:
-    if value.startswith("-") or not re.fullmatch(r"[\w.@+-]+", value):
-        raise _make_error(where, value, "letters, digits, dots and dashes")
-    return value
-
-
-def _parse_number(value: str, where: str) -> int:
-    if not re.fullmatch(r"\d{1,6}", value) or int(value) < 1:
-        raise _make_error(where, value, "a number of at least 1")
-    return int(value)
-
-
-def _parse_port(value: str, where: str) -> int:
-    number = _parse_number(value, where)
-    if number > 65535:
-        raise _make_error(where, value, "ports end at 65535")
-    return number
-
-
-def _parse_path(value: str, where: str) -> str:
-    if not value.startswith("/"):
-        raise _make_error(where, f"python={value}", "an absolute path")
-    return value
-
-
-def _parse_role(value: str, where: str) -> str:
-    if value not in ("launcher", "worker"):
-        raise _make_error(where, f"role={value}", "role=launcher or role=worker")
-    return value
-
-
-_FIELDS: dict[str, Callable[[str, str], str | int]] = {
-    "slots": _parse_number,
-    "user": _parse_text,
-    "port": _parse_port,
-    "gpu": _parse_number,
-    "python": _parse_path,
-    "role": _parse_role,
-    "address": _parse_text,
+_NUMBER = (int, r"0*[1-9]\d{0,5}", "a number of at least 1")
+_WORD = (str, r"[\w.@+][\w.@+-]*", "letters, digits, dots and dashes")
+_FIELDS: dict[str, tuple[type, str, str]] = {
+    "slots": _NUMBER,
+    "user": _WORD,
+    "port": (int, r"0*[1-9]\d{0,4}", "a port, at most 65535"),
+    "gpu": _NUMBER,
+    "python": (str, "/.*", "an absolute path"),
+    "role": (str, "launcher|worker", "role=launcher or role=worker"),
+    "address": _WORD,
 }
 
 
