@@ -88,12 +88,11 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class FoundClusters:
-    """`tagged`: all clusters with our tag; `orphans`: those that nothing here knows of. `overdue`:
-    those with a record here whose deadline is over and whose instances have not ended. `mine`: who
-    we are to whoever bills them."""
+    """`orphans`: clusters with our tag that nothing here knows of. `overdue`: those with a record
+    here whose deadline is over and whose instances have not ended. `mine`: who we are to whoever
+    bills them."""
 
     regions: tuple[str, ...]
-    tagged: tuple[Orphan, ...]
     orphans: tuple[Orphan, ...]
     overdue: tuple[Orphan, ...]
     mine: str
@@ -110,7 +109,6 @@ def find_leftovers(store: Store, regions: Iterable[str] = ()) -> FoundClusters:
     over = {item.id for item in store.list_clusters() if item.deadline and item.deadline < now}
     return FoundClusters(
         regions,
-        tuple(tagged),
         tuple(item for item in tagged if item.id not in known),
         tuple(
             item

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import typer
 
@@ -15,6 +13,7 @@ from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost
+from clusterctl.machines.protocol import describe_resources
 from clusterctl.options.verbs import Extend, Gc, Start, Stop, Up
 from clusterctl.state.store import Store
 
@@ -79,7 +78,9 @@ def gc(given: Gc, console: Console) -> None:
         return _adopt(given, store, console)
     with console.show_waiting():
         search = actions_gc.find_leftovers(store, region)
-    looked = describe_searched(search.regions)
+    regions = search.regions
+    where = ", ".join(regions) if len(regions) <= 4 else f"{len(regions)} regions"
+    looked = f"searched {where}; --region searches other regions"
     for item in search.overdue:
         console.note(
             f"cluster {item.text}: past its deadline, but its machines are still running;"
@@ -89,8 +90,7 @@ def gc(given: Gc, console: Console) -> None:
     if not found:
         console.note(f"no EC2 clusters without a local record ({looked})")
     if found:
-        rows = [(*_list_cells(store, item), _count_kinds(item)) for item in found]
-        console.result(format_table([(*HEAD, "resources"), *rows]))
+        console.result(format_table([HEAD, *map(_list_cells, found)]))
         console.note(looked)
     removed: list[str] = []
     failed: list[ClusterctlError] = list(search.failed)
@@ -114,14 +114,16 @@ def gc(given: Gc, console: Console) -> None:
         {
             "found": [
                 {
-                    **document_cloud(store, item),
+                    **pick(item, "id", "name", "region", "owner", "client", "deadline"),
+                    **pick(item, "made", "hourly"),
+                    "every_price_known": item.priced,
                     "left": [pick(resource, "kind", "id") for resource in item.resources],
                 }
                 for item in found
             ],
             "removed": removed,
             "overdue": [item.id for item in search.overdue],
-            "regions": search.regions,
+            "regions": regions,
             "failed": [error.message for error in failed],
         }
     )
@@ -146,60 +148,15 @@ def _adopt(given: Gc, store: Store, console: Console) -> None:
     console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
 
 
-HEAD = ("cluster", "name", "region", "owner", "from", "age", "ends", "$/h", "jobs")
+HEAD = ("cluster", "name", "region", "owner", "from", "age", "ends", "$/h", "resources")
 
 
-def describe_searched(regions: Sequence[str]) -> str:
-    """Where that was, in words."""
-    where = ", ".join(regions) if len(regions) <= 4 else f"{len(regions)} regions"
-    return f"searched {where}; --region searches other regions"
-
-
-def _list_cells(store: Store, item: actions_gc.Orphan) -> tuple[object, ...]:
-    """One row below HEAD. The jobs that run are known of the clusters of this machine."""
-    known = any(cluster.id == item.id for cluster in store.list_clusters())
+def _list_cells(item: actions_gc.Orphan) -> tuple[object, ...]:
+    """One row below HEAD."""
     return (
         *(item.id, item.name or "-", item.region, item.owner or "-", item.client or "-"),
         ago(time.time() - item.made) if item.made else "-",
         format_time(item.deadline) if item.deadline else "-",
         f"{'' if item.priced else '>= '}{item.hourly:.2f}",
-        len(_list_running(store, item)) if known else "?",
+        describe_resources(item.resources, ids=False),
     )
-
-
-def _list_running(store: Store, item: actions_gc.Orphan) -> list[int]:
-    return [
-        job.id for job in store.list_jobs() if job.cluster_id == item.id and not job.state.ended
-    ]
-
-
-def document_cloud(store: Store, item: actions_gc.Orphan) -> dict[str, Any]:
-    """A cluster as the cloud knows it, for --json."""
-    return {
-        **pick(item, "id", "name", "region", "owner", "client", "deadline", "made", "hourly"),
-        "every_price_known": item.priced,
-        "jobs": _list_running(store, item),
-    }
-
-
-def list_all(console: Console) -> dict[str, Any]:
-    """Every cluster of the account, whoever made it: shown, and returned for --json."""
-    store = common.open_store()
-    with console.show_waiting():
-        search = actions_gc.find_leftovers(store)
-    console.result(format_table([HEAD, *(_list_cells(store, item) for item in search.tagged)]))
-    console.note(describe_searched(search.regions).partition(";")[0])
-    for error in search.failed:
-        console.note(f"warning: {error.message}")
-    return {
-        "cloud": [document_cloud(store, item) for item in search.tagged],
-        "regions": search.regions,
-        "failed": [error.message for error in search.failed],
-    }
-
-
-def _count_kinds(orphan: Any) -> str:
-    counts: dict[str, int] = {}
-    for resource in orphan.resources:
-        counts[resource.kind] = counts.get(resource.kind, 0) + 1
-    return ", ".join(f"{number} {kind}" for kind, number in counts.items())

@@ -57,16 +57,6 @@ def status(given: Status, console: Console) -> None:
 
 
 def list_clusters(given: List, console: Console) -> None:
-    document = _list_here(given, console)
-    if given.everywhere:
-        from clusterctl.cli import lifetime
-
-        document |= lifetime.list_all(console)
-    console.document(document)
-
-
-def _list_here(given: List, console: Console) -> dict[str, Any]:
-    """Shows the clusters on record, and returns them for --json."""
     from clusterctl.actions import common
     from clusterctl.actions import status as actions_status
 
@@ -86,7 +76,9 @@ def _list_here(given: List, console: Console) -> dict[str, Any]:
         console.result(format_records(map(_list_cluster, found)))
         for line in (line for item in found for line in item.warnings):
             console.note(f"warning: {line}")
-    return {"clusters": [_document_status(item, False) for item in found], "damage": damage}
+    console.document(
+        {"clusters": [_document_status(item, False) for item in found], "damage": damage}
+    )
 
 
 def _list_node(item: Any, jobs: Any, live: bool) -> dict[str, object]:

@@ -219,10 +219,9 @@ class Status(Named, heading=CLUSTERS, module="status"):
 
 
 class List(Common, heading=CLUSTERS, module="status", function="list_clusters"):
-    """List your clusters, or with --all every cluster in your AWS account."""
+    """List your clusters."""
 
-    examples = ("clusterctl list", "clusterctl list --all")
-    everywhere = flag("--all", OPTIONS, "List all users' clusters on EC2, in all regions")
+    examples = ("clusterctl list",)
     cluster = cluster_option(help="Show only this cluster")
 
 

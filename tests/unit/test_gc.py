@@ -12,7 +12,6 @@ import pytest
 
 from clusterctl.actions import gc
 from clusterctl.actions.common import open_store
-from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, Reporter
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines.ec2 import refusals
@@ -24,7 +23,7 @@ from clusterctl.machines.protocol import Resource
 from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
 from tests.unit.calling import Call
-from tests.unit.making import cluster, job, spec
+from tests.unit.making import cluster
 from tests.unit.provided import provide
 
 DAY = 86400.0
@@ -236,34 +235,30 @@ def test_a_dry_run_takes_nothing_back(more: list[str], account: Account, call: C
 REGIONS = ("ap-south-1", "eu-west-1", "me-south-1", "us-east-1", "us-west-2")
 
 
-@pytest.mark.parametrize("verb", [("gc", "--dry-run"), ("list", "--all")], ids=" ".join)
-def test_all_regions_of_the_account_are_searched(
-    verb: tuple[str, ...], account: Account, call: Call
-) -> None:
+def test_all_regions_of_the_account_are_searched(account: Account, call: Call) -> None:
     account.enabled = REGIONS
-    said = call(*verb, "--json")
+    said = call("gc", "--dry-run", "--json")
     assert sorted(account.asked) == sorted(said.document["regions"]) == list(REGIONS)
-    found = said.document["cloud" if "list" in verb else "found"]
+    found = said.document["found"]
     assert [item["region"] for item in found] == ["us-east-1", *REGIONS[:3], "us-west-2"]
     whole = {**found[0], "left": []}
     assert whole == {
         **{"id": cluster().id, "name": "lab", "region": "us-east-1", "left": []},
         **{"owner": "user/ana", "client": "laptop", "deadline": NOW, "made": NOW - DAY},
-        **{"hourly": 0.5, "every_price_known": True, "jobs": []},
+        **{"hourly": 0.5, "every_price_known": True},
     }
-    assert "searched 5 regions" in call(*verb).err
+    assert "searched 5 regions" in call("gc", "--dry-run").err
 
 
-@pytest.mark.parametrize("verb", [("gc", "--dry-run"), ("list", "--all")], ids=" ".join)
 def test_regions_that_the_account_may_have_besides_are_not_said_to_be_empty(
-    verb: tuple[str, ...], account: Account, call: Call
+    account: Account, call: Call
 ) -> None:
     account.untold = ProviderError("describe regions: AWS did not answer", transient=True)
     known = cluster(id="ana-known-1")
     cloud = replace(known.spec.cloud, region="eu-west-1")
     open_store().save(replace(known, spec=replace(known.spec, cloud=cloud)))
-    said = call(*verb, "--json")
-    assert said.code == (3 if "gc" in verb else 0), "a list shows what there is"
+    said = call("gc", "--dry-run", "--json")
+    assert said.code == 3
     assert said.document["regions"] == ["us-east-1", "eu-west-1"]
     assert len(account.asked) == 2
     assert "only us-east-1, eu-west-1 could be searched" in said.err
@@ -284,9 +279,8 @@ def test_a_region_that_hangs_is_named_and_keeps_no_other_waiting(
     )
 
 
-@pytest.mark.parametrize("verb", [("gc", "--dry-run"), ("list", "--all")], ids=" ".join)
 def test_regions_that_hang_and_that_refuse_at_once_are_both_named(
-    verb: tuple[str, ...], account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
+    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is found in the others is shown."""
 
@@ -297,10 +291,10 @@ def test_regions_that_hang_and_that_refuse_at_once_are_both_named(
 
     monkeypatch.setattr(gc, "SEARCH_LIMIT", 1.0)
     account.enabled, account.hangs, account.meanwhile = REGIONS, "ap-south-1", closed
-    said = call(*verb, "--json")
-    assert said.code == (3 if "gc" in verb else 0), "a list shows what there is"
+    said = call("gc", "--dry-run", "--json")
+    assert said.code == 3
     assert sorted(said.document["regions"]) == ["eu-west-1", "us-east-1", "us-west-2"]
-    found = said.document["cloud" if "list" in verb else "found"]
+    found = said.document["found"]
     assert {item["region"] for item in found} == {"eu-west-1", "us-east-1", "us-west-2"}
     assert "region ap-south-1 could not be searched: no answer from ap-south-1" in said.err
     assert re.search(r"region me-south-1 could not be searched: .*UnauthorizedOperation", said.err)
@@ -381,14 +375,3 @@ def test_a_person_s_clusters_are_hers_on_any_machine(me: str, account: Account, 
     account.whose = account.me = me
     call("gc", "--yes")
     assert account.removed == [(cluster().id, "us-east-1")]
-
-
-def test_everybody_s_clusters_are_listed_with_their_jobs(account: Account, call: Call) -> None:
-    account.whose = "user/bob"
-    theirs = call("list", "--all").out
-    assert re.search(r"lab-1a2b +lab +us-east-1 +user/bob +laptop .* 0.50 +\?$", theirs, re.M)
-    store = open_store()
-    store.save(cluster())
-    kept = job(cluster(), spec(), state=JobState.RUNNING, started=1.0)
-    store.save_job(replace(kept, cluster=cluster().name, cluster_id=cluster().id))
-    assert re.search(r"0.50 +1$", call("list", "--all").out, re.M)
