@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from clusterctl.core.model import Cluster, Consent, Phase, Reporter, shorten
 from clusterctl.core.text import format_time
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines import charges, providers
-from clusterctl.machines.protocol import Cloud, Provider
+from clusterctl.machines.protocol import Cloud
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
@@ -132,8 +131,8 @@ def extend(
             store.save(cluster)  # no node was told
             raise
         except NodeUnreachable as error:
-            _let_in(store, cluster, provider, error, consent)
-            provider.extend(cluster, folder, end)
+            error.cluster = name  # whose command line says why: this machine may be shut out
+            raise
         cluster = replace(cluster, deadline=end)
         store.save(cluster)
         store.add_event(name, "extended", deadline=round(end))
@@ -142,22 +141,6 @@ def extend(
         except ProviderError as error:
             report(f"the tags in the cloud still show the old deadline: {error.message}")
     return cluster, dollars
-
-
-def _let_in(
-    store: Store, cluster: Cluster, provider: Provider, error: NodeUnreachable, consent: Consent
-) -> None:
-    """Opens the cluster to this machine where its address has changed and that is agreed to; raises
-    the error otherwise."""
-    why = explain_lockout(store, cluster, error.message)
-    if not why or not isinstance(provider, Cloud):
-        raise error
-    agreed = False
-    with suppress(UsageError):  # nobody can be asked
-        agreed = consent(f"{why}: open it to this address instead?")
-    if not agreed:
-        raise NodeUnreachable(f"{error.message}; {why}", hint=advise_allow(cluster.name)) from error
-    provider.allow(cluster, store.locate_folder(cluster.name), ())
 
 
 def _ask_about_sooner_end(store: Store, cluster: Cluster, end: float, now: float) -> str:
