@@ -52,6 +52,11 @@ class Orphan:
         return f"{self.id} ({called}) in {self.region}: {what}{with_it}"
 
     @property
+    def kinds(self) -> str:
+        """`2 instances, 1 volume`."""
+        return describe_resources(self.resources, ids=False)
+
+    @property
     def owner(self) -> str:
         """Who made it; "" where no tag says that."""
         return next((item.owner for item in self.resources if item.owner), "")

@@ -13,7 +13,6 @@ from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost
-from clusterctl.machines.protocol import describe_resources
 from clusterctl.options.verbs import Extend, Gc, Start, Stop, Up
 from clusterctl.state.store import Store
 
@@ -158,5 +157,5 @@ def _list_cells(item: actions_gc.Orphan) -> tuple[object, ...]:
         ago(time.time() - item.made) if item.made else "-",
         format_time(item.deadline) if item.deadline else "-",
         f"{'' if item.priced else '>= '}{item.hourly:.2f}",
-        describe_resources(item.resources, ids=False),
+        item.kinds,
     )
