@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
+import os
 import sys
 import threading
 import time
@@ -20,13 +20,6 @@ from clusterctl.errors import ClusterctlError, UsageError
 SILENCE = 2.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word
 comes later, and nobody should wait for more than five."""
-
-CLEAR = "\r\x1b[J"
-"""Removes the line on a terminal that `Console.show` has drawn."""
-
-
-BAR = 24
-"""Characters of a bar."""
 
 Moved = tuple[int, int | None]
 """Bytes: copied so far, and still to be copied (None: unknown)."""
@@ -48,10 +41,9 @@ class Console:
         """What to do next when Ctrl-C comes now."""
         self.story: list[str] = []
         """All progress of this run, for the log when something goes wrong."""
-        self.before_message: Callable[[], None] | None = None
-        """Makes room on a terminal that shows something in place."""
+        self.drawn = 0
+        """Lines that stand in place at the bottom of the terminal."""
         self._writing = threading.RLock()
-        self._in_place = False
         self._began = self._spoke = self._clock()
         self._doing = ""
         self._asking = False
@@ -112,9 +104,8 @@ class Console:
                     copied = f", {describe_copy(size - start, speed.rate, rest)}"
                 if self._asking or self.quiet or (only_copies and not copied):
                     continue
-                if copied and sys.stderr.isatty():
-                    drawn = _draw_bar(size - start, left)
-                    self.show(f"{self._format_time()}  {drawn}{self._doing}{copied}")
+                if copied and can_redraw():
+                    self.draw([escape(f"{self._format_time()}  {self._doing}{copied}")])
                 elif now - self._spoke >= silence:
                     step = escape_lines(self._doing).partition(";")[0]
                     after = f"; last step: {step}" if step else f": {doing}" if doing else ""
@@ -140,8 +131,8 @@ class Console:
             self.report(text)
             return
         self._doing = text
-        if not self.quiet and sys.stderr.isatty():
-            self.show(f"{self._format_time()}  {text}")
+        if not self.quiet and can_redraw():
+            self.draw([escape(f"{self._format_time()}  {text}")])
 
     def note(self, text: str) -> None:
         """A line of prose for people, without a time."""
@@ -152,32 +143,36 @@ class Console:
         """A line of prose about what may go wrong, with --quiet, too."""
         self._write_stderr(text)
 
-    def show(self, text: str) -> None:
-        """A line that stands on the terminal until the next one, or until `leave`."""
-        self._spoke = self._clock()
-        width = shutil.get_terminal_size().columns - 1
-        self._write(f"{CLEAR}{escape_lines(text)[:width]}")
-        self._in_place = True
+    def draw(self, lines: Sequence[str], room: int = 0) -> None:
+        """These stand at the bottom of the terminal until the next ones or the next message, unless
+        a question waits for its answer. `room`: lines for them; half of the window, else."""
+        with self._writing:
+            if self._asking:
+                return
+            self._spoke = self._clock()
+            room = room or max(1, measure_height() // 2)
+            if len(lines) > room:
+                lines = [*lines[: room - 1], f"({len(lines) - room + 1} more)"]
+            # Without automatic margins, a line that is too long stays on its line.
+            self._write(f"{self._erase()}\x1b[?7l" + "\r\n".join(lines) + "\x1b[?7h")
+            self.drawn = len(lines)
 
     def leave(self) -> None:
-        """The line that `show` has drawn stays where it is."""
-        if self._in_place:
-            self._in_place = False
+        """What is drawn stays where it is."""
+        if self.drawn:
+            self.drawn = 0
             self._write("\n")
 
     def clear(self) -> None:
-        """The line that `show` has drawn goes."""
-        if self._in_place:
-            self._in_place = False
-            self._write(CLEAR)
-
-    def paint(self, picture: Callable[[], None]) -> None:
-        """Lets a live view write to the terminal while nobody else does, and no question waits for
-        its answer. What it shows is a sign of life."""
+        """What is drawn goes."""
         with self._writing:
-            if not self._asking:
-                picture()
-                self._spoke = self._clock()
+            if self.drawn:
+                self._write(self._erase())
+
+    def _erase(self) -> str:
+        """What removes it from the terminal."""
+        drawn, self.drawn = self.drawn, 0
+        return "\r" + "\x1b[A" * (drawn - 1) + "\x1b[J" if drawn else ""
 
     def _format_time(self) -> str:
         return f"{self._clock() - self._began:6.1f} s"
@@ -244,11 +239,7 @@ class Console:
     def _write_stderr(self, text: str, end: str = "\n") -> None:
         with self._writing:
             self._spoke = self._clock()
-            if self.before_message:
-                with contextlib.suppress(OSError):
-                    self.before_message()
-            self._write(CLEAR * self._in_place + escape_lines(text) + end)
-            self._in_place = False
+            self._write(self._erase() + escape_lines(text) + end)
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
@@ -264,6 +255,19 @@ def _read_line() -> str:
     while not select.select([sys.stdin], [], [], 0.2)[0]:
         pass
     return sys.stdin.readline()
+
+
+def can_redraw() -> bool:
+    """Whether lines on the terminal can be replaced."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def measure_height() -> int:
+    """Lines of the terminal."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).lines or 24
+    except OSError:
+        return 24
 
 
 def make_plain(value: Any) -> Any:
@@ -322,14 +326,6 @@ def encode_ascii(error: UnicodeError) -> tuple[bytes, int]:
         for char in error.object[error.start : error.end]
     )
     return written, error.end
-
-
-def _draw_bar(done: int, left: int | None) -> str:
-    """A bar before the words, where it is known how much there is to copy."""
-    if not left:
-        return ""
-    filled = BAR * done // (done + left)
-    return f"[{'#' * filled}{'-' * (BAR - filled)}] "
 
 
 def describe_copy(size: int, rate: float, rest: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,16 @@ from clusterctl.actions import report as actions_report
 from clusterctl.actions import top as actions_top
 from clusterctl.actions import verify as actions_verify
 from clusterctl.cli.clusters import document_checks
-from clusterctl.cli.console import Console, ago, format_records, format_table, make_plain, pick
+from clusterctl.cli.console import (
+    Console,
+    ago,
+    can_redraw,
+    format_records,
+    format_table,
+    make_plain,
+    measure_height,
+    pick,
+)
 from clusterctl.cli.output import choose_number
 from clusterctl.cli.run import read_program
 from clusterctl.core import stacks
@@ -264,9 +273,6 @@ def report(given: Report, console: Console) -> None:
 
 
 INTERVAL = 2.0
-FRAME = 6
-"""Lines of a frame around its ranks and nodes: the first, two headers, two empty ones, the
-cursor's."""
 
 
 def top(given: Top, console: Console) -> None:
@@ -281,29 +287,20 @@ def top(given: Top, console: Console) -> None:
         if console.json:
             for frame in frames:
                 print(json.dumps({"schema": 1, **make_plain(frame)}), flush=True)
-        elif sys.stdout.isatty() and not given.once:
-            _show_live(frames)
+        elif sys.stdout.isatty() and can_redraw() and not given.once:
+            for frame in frames:
+                console.draw(render(frame).splitlines(), measure_height() - 1)
         else:
             for frame in frames:
                 console.result(render(frame))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    finally:
+        console.leave()
 
 
-def _show_live(frames: Iterable[TopFrame]) -> None:
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(Text("reading the nodes …"), auto_refresh=False) as live:
-        for frame in frames:
-            text = render(frame, live.console.size.height)
-            live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-
-
-def render(frame: TopFrame, height: int | None = None) -> str:
-    """The frame as text. `height`: lines of the terminal. What does not fit is only counted: ranks
-    that have ended or are behind the others, and nodes that do not answer, are shown first."""
-    ranks, nodes, notes = _choose(frame, height) if height else (frame.ranks, frame.nodes, ())
+def render(frame: TopFrame) -> str:
+    """The frame as text."""
     head = [f"job {frame.job}: {frame.state}"]
     if frame.seconds is not None:
         ended = JobState(frame.state).ended
@@ -312,8 +309,8 @@ def render(frame: TopFrame, height: int | None = None) -> str:
         head.append(f"${frame.dollars:.4f} so far")
     if frame.left:
         head.append(f"about {ago(frame.left)} left")
-    tables = format_records(map(_list_rank, ranks)), format_records(map(_list_usage, nodes))
-    return "\n\n".join(filter(None, (", ".join(head), *tables))) + "".join(f"\n{n}" for n in notes)
+    tables = (map(_list_rank, frame.ranks), map(_list_usage, frame.nodes))
+    return "\n\n".join(filter(None, (", ".join(head), *map(format_records, tables))))
 
 
 def _list_rank(line: RankLine) -> dict[str, object]:
@@ -342,27 +339,6 @@ def _list_usage(node: NodeLine) -> dict[str, object]:
         "received/s": _format_share(node.received, node.ceiling),
         "sent/s": _format_share(node.sent, node.ceiling),
     }
-
-
-def _choose(
-    frame: TopFrame, height: int
-) -> tuple[Sequence[RankLine], Sequence[NodeLine], tuple[str, ...]]:
-    """What fits into so many lines, and what is said of the rest. Nodes get up to half of them."""
-    space = max(2, height - FRAME)
-    ranks, nodes = frame.ranks, frame.nodes
-    if len(ranks) + len(nodes) <= space:
-        return ranks, nodes, ()
-    space = max(2, space - 1)
-    there = min(len(nodes), max(space // 2, space - len(ranks)))
-    here = min(len(ranks), space - there)
-    behind = sorted(ranks, key=lambda line: (line.alive is not False, line.step or 0.0, line.rank))[
-        :here
-    ]
-    silent = sorted(nodes, key=lambda node: not node.error)[:there]
-    hidden = (("rank", len(ranks) - here), ("node", len(nodes) - there))
-    left_out = [count(number, f"more {what}") for what, number in hidden if number]
-    note = f"… {' and '.join(left_out)}: clusterctl top {frame.job} --once shows all"
-    return sorted(behind, key=lambda line: line.rank), silent, (note,)
 
 
 def _format_share(rate: float | None, ceiling: float | None) -> str:

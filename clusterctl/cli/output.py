@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from clusterctl.cli.console import Console, ago, escape, make_plain, pick
+from clusterctl.cli.console import Console, ago, can_redraw, escape, make_plain, pick
 from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
 from clusterctl.core.text import count
 from clusterctl.core.variables import redact, redact_arguments
@@ -236,10 +236,7 @@ class Text:
         self._screens = [name for name, stream in self._streams.items() if stream.isatty()]
         self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
         self._bars: dict[RankStream, None] = {}
-        self._drawn = 0
         self._changed = False
-        if self._terminals:
-            console.before_message = self._make_room
 
     def is_exact(self, source: RankStream) -> bool:
         return self._exact and source.stream not in self._terminals
@@ -268,17 +265,16 @@ class Text:
         self._changed = True
 
     def flush(self) -> None:
-        if self._changed or (self._bars and not self._drawn) or any(self._texts.values()):
-            self._clear()
+        if self._changed or any(self._texts.values()):
             self._write_texts()
-            self._draw()
+        if self._bars and not self._console.drawn:
+            bars = (self._render_tag(bar) + _make_printable(bar.shown) for bar in self._bars)
+            self._console.draw([bar.decode(errors="surrogateescape") for bar in bars])
+        self._changed = False
 
     def close(self) -> None:
         self._bars.clear()
-        self._clear()
         self._write_texts()
-        if self._terminals:
-            self._console.before_message = None
 
     def _render_tag(self, source: RankStream) -> bytes:
         """On a terminal in a colour, by which neighbouring ranks can be told apart."""
@@ -294,52 +290,17 @@ class Text:
         self._texts[source.stream].append(tag + (b"\n" + tag).join(lines) + b"\n")
 
     def _write_texts(self) -> None:
+        self._console.clear()
         for name, texts in self._texts.items():
             if texts:
                 self._streams[name].write(b"".join(texts))
                 self._streams[name].flush()
                 texts.clear()
 
-    def _make_room(self) -> None:
-        """Before somebody else writes to the terminal."""
-        self._clear()
-        self._write_texts()
-
-    def _clear(self) -> None:
-        if self._drawn:
-            up = b"\x1b[%dA" % (self._drawn - 1) if self._drawn > 1 else b""
-            self._to_terminal(b"\r" + up + b"\x1b[J")
-            self._drawn = 0
-
-    def _draw(self) -> None:
-        self._changed = False
-        if not self._bars:
-            return
-        room = max(1, self._measure_height() // 2)
-        bars = [self._render_tag(source) + _make_printable(source.shown) for source in self._bars]
-        if len(bars) > room:
-            bars = [*bars[: room - 1], b"(%d more)" % (len(bars) - room + 1)]
-        # Without automatic margins, a bar that is too long stays on its line.
-        self._to_terminal(b"\x1b[?7l" + b"\r\n".join(bars) + b"\x1b[?7h")
-        self._drawn = len(bars)
-
-    def _to_terminal(self, data: bytes) -> None:
-        stream = self._streams[self._terminals[-1]]
-        stream.write(data)
-        stream.flush()
-
-    def _measure_height(self) -> int:
-        try:
-            return os.get_terminal_size(self._streams[self._terminals[-1]].fileno()).lines or 24
-        except OSError:
-            return 24
-
 
 def _find_terminals(streams: Mapping[str, BinaryIO]) -> list[str]:
     """The streams on which bars can be redrawn in place."""
-    found = [name for name, stream in streams.items() if stream.isatty()]
-    if not found or os.environ.get("TERM", "dumb") == "dumb":
-        return []
+    found = [name for name, stream in streams.items() if stream.isatty() and can_redraw()]
     # What `tee` writes to the terminal itself would land among the bars.
     others = (stream for name, stream in streams.items() if name not in found)
     return [] if any(map(_is_pipe, others)) else found

@@ -153,32 +153,6 @@ def test_gpus(lines: tuple[str, ...], used: list[float], memory: tuple[int, int]
     assert line.error == ""
 
 
-def test_a_frame_fits_the_terminal() -> None:
-    """Of many ranks, those that have ended or are behind are shown."""
-    ranks = tuple(
-        top.RankLine(
-            rank=rank,
-            node="worker-1",
-            alive=rank != 40,
-            cpu=1.0,
-            memory=1,
-            step=3 if rank == 70 else 5,
-            step_seconds=None,
-            loss=None,
-            left=None,
-        )
-        for rank in range(100)
-    )
-    nodes = tuple(top.NodeLine(f"worker-{n}", "", 0.5, 1, 2, 1.0, 1.0, None) for n in range(1, 4))
-    frame = TopFrame(100.0, 7, "running", None, None, None, ranks, nodes)
-    lines = render(frame, 12).splitlines()
-    assert len(lines) < 12
-    assert [line.split()[0] for line in lines[3:6]] == ["0", "40", "70"]
-    assert lines[-1] == "… 97 more ranks and 1 more node: clusterctl top 7 --once shows all"
-    assert render(frame, 200) == render(frame), "all fit"
-    assert len(render(frame, 3).splitlines()) < 12, "a terminal with too few lines for anything"
-
-
 def test_gpus_and_network_as_text() -> None:
     after = {"w": top.read_top("w", said(102.0, "gpu 0, 97, 1000, 15360", net="5000 2000"))}
     nodes = top.make_node_lines(BEFORE, after, {"w": 8000.0})
