@@ -23,7 +23,7 @@ def allow(given: Allow, console: Console) -> None:
     with console.show_waiting():
         allowed = lifetime.allow(store, chosen.name, given.networks, console.report)
     console.note(f"cluster {chosen.name} accepts SSH from {', '.join(allowed)}")
-    console.document({"cluster": chosen.name, "networks": list(allowed)})
+    console.document(cluster=chosen.name, networks=list(allowed))
 
 
 def ssh(given: Ssh, console: Console) -> None:
@@ -39,11 +39,9 @@ def ssh(given: Ssh, console: Console) -> None:
         raise UsageError("--json needs a command", hint="clusterctl ssh --json NODE -- COMMAND")
     result = access.execute(store, chosen, node, words, given.timeout, console.note)
     console.document(
-        {
-            **pick(result, "node", "exit_code", "error"),
-            "stdout": result.text,
-            "stderr": result.stderr.decode(errors="replace"),
-        }
+        **pick(result, "node", "exit_code", "error"),
+        stdout=result.text,
+        stderr=result.stderr.decode(errors="replace"),
     )
     raise typer.Exit(4 if result.exit_code is None else result.exit_code)
 
@@ -57,7 +55,7 @@ def forward(given: Forward, console: Console) -> None:
     console.note(
         f"http://{here} leads to {given.target} of cluster {chosen.name}; press Ctrl-C to stop"
     )
-    console.document({"address": here, "target": given.target, "cluster": chosen.name})
+    console.document(address=here, target=given.target, cluster=chosen.name)
     code = access.forward(store, chosen, argv, argv[-1])
     raise typer.Exit(130 if code in (-2, 130, 255) else code)
 
@@ -69,7 +67,7 @@ def cp(given: Cp, console: Console) -> None:
     chosen = common.choose_cluster(store, given.cluster)
     with console.show_waiting(moved=common.count_copied):
         access.copy(store, chosen, given.source, given.target, given.timeout)
-    console.document({"source": given.source, "target": given.target})
+    console.document(source=given.source, target=given.target)
 
 
 def ssh_config(given: SshConfig, console: Console) -> None:
@@ -90,7 +88,7 @@ def ssh_config(given: SshConfig, console: Console) -> None:
         console.result("\n".join(names))
         if not names:
             console.note("no nodes yet; `clusterctl up` creates a cluster")
-    console.document({"config": str(config), "hosts": names})
+    console.document(config=str(config), hosts=names)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -102,11 +100,11 @@ def init(given: Init, console: Console) -> None:
     if given.only_print:
         text = actions_init.make_text(Path.cwd())
         console.result(text.rstrip(), raw=True)
-        console.document({"path": None, "text": text})
+        console.document(path=None, text=text)
         return
     path = actions_init.write(Path.cwd())
     console.note(f"wrote {path}; remove the # in front of a line to set it")
-    console.document({"path": path, "text": path.read_text(encoding="utf-8")})
+    console.document(path=path, text=path.read_text(encoding="utf-8"))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -124,9 +122,7 @@ def check(given: Check, console: Console) -> None:
     for item in found:
         if item.hint and item.level != "ok":
             console.note(f"{item.subject}: {item.hint}")
-    console.document(
-        {"findings": [pick(item, "level", "subject", "text", "hint") for item in found]}
-    )
+    console.document(findings=[pick(item, "level", "subject", "text", "hint") for item in found])
     if any(item.level == "error" for item in found):
         raise typer.Exit(3)
 
@@ -145,4 +141,4 @@ def _check_real(given: Check, console: Console) -> None:
         format_table((name, f"{seconds:.1f} s") for name, seconds in report.seconds.items())
         + f"\nEC2 works from here; it cost ${report.dollars:.2f}"
     )
-    console.document(pick(report, "path", "seconds", "dollars"))
+    console.document(**pick(report, "path", "seconds", "dollars"))

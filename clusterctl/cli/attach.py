@@ -60,13 +60,11 @@ def attach(given: Attach, console: Console) -> None:
         f"  clusterctl detach {made.name}"
     )
     console.document(
-        {
-            "cluster": made.name,
-            **pick(made, "id", "phase"),
-            "provider": made.spec.provider,
-            "site_info": made.site_info,
-            "nodes": [make_plain(node) for node in made.nodes],
-        }
+        cluster=made.name,
+        **pick(made, "id", "phase"),
+        provider=made.spec.provider,
+        site_info=made.site_info,
+        nodes=[make_plain(node) for node in made.nodes],
     )
 
 
@@ -83,4 +81,4 @@ def detach(given: Detach, console: Console) -> None:
         console.note("aborted; nothing was removed")
         raise typer.Exit(2)
     console.note(f"cluster {gone.name} was detached after {ago(gone.hours * 3600)}")
-    console.document(document_removed(gone))
+    console.document(**document_removed(gone))

@@ -36,7 +36,7 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
         verify = actions_up.should_measure(plan.charges, given.measure)
-        console.document({"dry_run": True, "cluster": spec.name, **shown, "verify": verify})
+        console.document(dry_run=True, cluster=spec.name, **shown, verify=verify)
         return
     console.after_interrupt = (
         f"what was created is kept: `clusterctl up {spec.name}` continues, "
@@ -65,13 +65,11 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
         )
     )
     console.document(
-        {
-            "cluster": up_cluster.name,
-            **pick(up_cluster, "id", "phase", "mode", "deadline", "shared", "shared_source"),
-            "seconds": dict(made.phases),
-            "nodes": [document_node(node) for node in up_cluster.nodes],
-            "verify": made.measured and document_checks(made.measured),
-        }
+        cluster=up_cluster.name,
+        **pick(up_cluster, "id", "phase", "mode", "deadline", "shared", "shared_source"),
+        seconds=dict(made.phases),
+        nodes=[document_node(node) for node in up_cluster.nodes],
+        verify=made.measured and document_checks(made.measured),
     )
 
 
@@ -101,7 +99,7 @@ def _take_down(given: Down, console: Console) -> None:
             raise typer.Exit(2)
         which = f"named {wanted} " if given.choose_name() else ""
         console.note(f"no cluster {which}exists; nothing to remove")
-        console.document({"cluster": wanted, "existed": False})
+        console.document(cluster=wanted, existed=False)
         return
     least = "at least " * any(line.dollars is None for line in gone.receipt)
     cost = f"{least}${gone.dollars:.2f}" if gone.receipt else f"$0.00 ({gone.provider})"
@@ -110,12 +108,10 @@ def _take_down(given: Down, console: Console) -> None:
         console.note(format_table(_list_receipt(gone.receipt)))
     console.note(f"cluster {gone.name} was removed{lived}")
     console.document(
-        {
-            **document_removed(gone),
-            "existed": True,
-            **pick(gone, "dollars", "receipt"),
-            "hours": round(gone.hours, 4),
-        }
+        **document_removed(gone),
+        existed=True,
+        **pick(gone, "dollars", "receipt"),
+        hours=round(gone.hours, 4),
     )
 
 

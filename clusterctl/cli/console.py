@@ -183,12 +183,12 @@ class Console:
         if not self.json:
             print(text if raw else escape_lines(text), flush=True)
 
-    def document(self, value: dict[str, Any]) -> None:
+    def document(self, **values: Any) -> None:
         """What the verb was asked for, for programs. Nothing without --json."""
         if self.json:
             import json  # a millisecond, and seldom used
 
-            print(json.dumps({"schema": 1, **make_plain(value)}), flush=True)
+            print(json.dumps({"schema": 1, **make_plain(values)}), flush=True)
 
     def error(self, message: str, hint: str, code: int, log: str = "") -> None:
         self._write_stderr(f"clusterctl: {message}")
@@ -198,7 +198,7 @@ class Console:
             self._write_stderr(f"  log: {log}")
         if not self.reported:
             with contextlib.suppress(OSError):
-                self.document({"error": {"code": code, "message": message, "hint": hint}})
+                self.document(error={"code": code, "message": message, "hint": hint})
 
     def raise_first(self, failed: Sequence[ClusterctlError]) -> None:
         """Ends a verb whose document is out and which did a part: names what failed, if anything,

@@ -39,13 +39,7 @@ def show(given: Cost, console: Console) -> None:
         f"{sum_of_all} since {format_time(found.since)}, without traffic to the internet;"
         " from the records on this machine"
     )
-    console.document(
-        {
-            **make_plain(found),
-            "dollars": found.dollars,
-            "exact": found.exact,
-        }
-    )
+    console.document(**make_plain(found), dollars=found.dollars, exact=found.exact)
 
 
 def _format_money(row: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def data_push(given: DataPush, console: Console) -> None:
 def _report(console: Console, copies: list[Any]) -> None:
     for copy in copies:
         console.result(f"{copy.name}: {copy.path}")
-    console.document({"data": copies})
+    console.document(data=copies)
 
 
 def data_list(given: DataList, console: Console) -> None:
@@ -84,7 +84,7 @@ def data_list(given: DataList, console: Console) -> None:
             for entry in found
         )
     )
-    console.document({"data": list(found)})
+    console.document(data=list(found))
 
 
 def data_index(given: DataIndex, console: Console) -> None:
@@ -104,4 +104,4 @@ def image_build(given: ImageBuild, console: Console) -> None:
     done = "built and pushed" if built.pushed else "built"
     use = f"--image {built.kind}={built.reference}"
     console.note(f"{done}: {format_bytes(built.size)}; use it with {use}")
-    console.document(pick(built, "reference", "id", "size", "pushed"))
+    console.document(**pick(built, "reference", "id", "size", "pushed"))

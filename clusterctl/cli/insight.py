@@ -63,17 +63,15 @@ def doctor(given: Doctor, console: Console) -> None:
     console.report(f"job {job.id}, {count(job.ranks, 'rank')}: {job.state.value}")
     console.result("\n\n".join([*_render_findings(found), *_render_stacks(found, console.verbose)]))
     console.document(
-        {
-            "job": job.id,
-            "state": job.state,
-            "summary": found.summary,
-            "seconds": found.seconds,
-            "findings": [
-                pick(item, "kind", "serious", "text", "advice", "lines", "ranks", "nodes")
-                for item in found.findings
-            ],
-            "stacks": [_document_stack(item) for item in found.stacks],
-        }
+        job=job.id,
+        state=job.state,
+        summary=found.summary,
+        seconds=found.seconds,
+        findings=[
+            pick(item, "kind", "serious", "text", "advice", "lines", "ranks", "nodes")
+            for item in found.findings
+        ],
+        stacks=[_document_stack(item) for item in found.stacks],
     )
 
 
@@ -123,14 +121,12 @@ def verify(given: Verify, console: Console) -> None:
     text = f"{count(low, 'line')} below the limit" if low else "all within limits"
     console.report(text + "; the notes name what was not measured" * bool(found.left_out))
     console.document(
-        {
-            "cluster": cluster.name,
-            **document_checks(found),
-            "nodes": found.nodes,
-            "links": found.links,
-            "reductions": found.reductions,
-            "left_out": found.left_out,
-        }
+        cluster=cluster.name,
+        **document_checks(found),
+        nodes=found.nodes,
+        links=found.links,
+        reductions=found.reductions,
+        left_out=found.left_out,
     )
     if low:
         raise typer.Exit(8)
@@ -147,11 +143,9 @@ def diff(given: Diff, console: Console) -> None:
     texts += ("\n".join([f"{file.how} {file.path}", *file.lines]) for file in found.files)
     console.result(redact("\n\n".join(texts)) if texts else "no difference")
     console.document(
-        {
-            "jobs": [found.first.id, found.second.id],
-            "changes": [pick(item, "what", "first", "second") for item in found.changes],
-            "files": [pick(item, "path", "how", "lines") for item in found.files],
-        }
+        jobs=[found.first.id, found.second.id],
+        changes=[pick(item, "what", "first", "second") for item in found.changes],
+        files=[pick(item, "path", "how", "lines") for item in found.files],
     )
 
 
@@ -178,19 +172,17 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
     for line in _describe_limits(found):
         console.note(line)
     console.document(
-        {
-            "cluster": cluster.name,
-            "limit": found.limit,
-            "repeats": found.repeats,
-            "failed": found.failed,
-            "rows": [
-                {
-                    **pick(row, "backend", "ranks", "size", "seconds", "algorithm", "bus"),
-                    "ring_seconds": scaling.estimate_ring_seconds(row.size, row.ranks, found.limit),
-                }
-                for row in found.rows
-            ],
-        }
+        cluster=cluster.name,
+        limit=found.limit,
+        repeats=found.repeats,
+        failed=found.failed,
+        rows=[
+            {
+                **pick(row, "backend", "ranks", "size", "seconds", "algorithm", "bus"),
+                "ring_seconds": scaling.estimate_ring_seconds(row.size, row.ranks, found.limit),
+            }
+            for row in found.rows
+        ],
     )
 
 
@@ -227,18 +219,16 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
     for line in _conclude(curve):
         console.note(line)
     console.document(
-        {
-            "cluster": cluster.name,
-            **pick(curve, "program", "unit", "fastest", "cheapest"),
-            "steps": [
-                {
-                    **pick(step, "ranks", "nodes", "jobs", "seconds", "rate", "speedup"),
-                    **pick(step, "efficiency", "dollars"),
-                    **dict(zip(SPLIT, step.split or (None,) * len(SPLIT), strict=True)),
-                }
-                for step in curve.steps
-            ],
-        }
+        cluster=cluster.name,
+        **pick(curve, "program", "unit", "fastest", "cheapest"),
+        steps=[
+            {
+                **pick(step, "ranks", "nodes", "jobs", "seconds", "rate", "speedup"),
+                **pick(step, "efficiency", "dollars"),
+                **dict(zip(SPLIT, step.split or (None,) * len(SPLIT), strict=True)),
+            }
+            for step in curve.steps
+        ],
     )
 
 
@@ -261,11 +251,11 @@ def report(given: Report, console: Console) -> None:
     path = given.output or Path(f"report-{name}.html")
     if str(path) == "-":
         console.result(text.rstrip("\n"), raw=True)
-        console.document({"text": text})
+        console.document(text=text)
         return
     actions_report.write(text, path)
     console.note(f"wrote {path}")
-    console.document({"path": path})
+    console.document(path=path)
 
 
 # -------------------------------------------------------------------------------------------------

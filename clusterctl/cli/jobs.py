@@ -162,7 +162,7 @@ def jobs(given: Jobs, console: Console) -> None:
     document = _document_jobs(found, dollars, chosen)
     if chosen:
         console.result(show(chosen, given.columns))
-        console.document(document)
+        console.document(**document)
         return
     if found:
         console.result(format_records(_list_cells(job, dollars) for job in found))
@@ -170,7 +170,7 @@ def jobs(given: Jobs, console: Console) -> None:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
     if given.job is not None and found[0].spec.is_sweep:
         document["jobs"][0]["points"]["table"] = _list_points(store, found[0], console)
-    console.document(document)
+    console.document(**document)
 
 
 def _list_points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ def logs(given: Logs, console: Console) -> None:
     if follow or (given.json and ended.state.ended):
         finish(console, ended)
     else:
-        console.document({**job_document(ended), "exit_code": None})
+        console.document(**job_document(ended), exit_code=None)
 
 
 def _print(given: Logs, store: Store, number: int, console: Console, printer: Printer) -> int:
@@ -326,7 +326,7 @@ def cancel(given: Cancel, console: Console) -> None:
     counted = ended.survivors or not ended.reason
     how = actions_jobs.describe_survivors(ended) if counted else ended.reason
     console.result(f"job {job} {before} {ended.state.value}; {how}")
-    console.document({"job": job_document(ended)})
+    console.document(job=job_document(ended))
     if left:
         raise typer.Exit(4)
 
@@ -343,7 +343,7 @@ def fetch(given: Fetch, console: Console) -> None:
     elif not (brought.kept or brought.left_out or got.failed):
         console.note(f"job {job} wrote no files")
     note_fetched(console, got)
-    console.document(document_fetched(got))
+    console.document(**document_fetched(got))
     console.raise_first(got.failed)
     if got.missing:
         raise typer.Exit(4)

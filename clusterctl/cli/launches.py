@@ -130,7 +130,7 @@ def _run_there(
         if got.brought.outputs:
             console.note(f"output files of job {number} are in {got.folder}")
         note_fetched(console, got)
-        console.document(document_fetched(got))
+        console.document(**document_fetched(got))
         console.raise_first(got.failed)
     raise typer.Exit(code)
 

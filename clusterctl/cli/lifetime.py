@@ -30,7 +30,7 @@ def extend(given: Extend, console: Console) -> None:
         f"cluster {cluster.name} shuts down at {format_time(end)};"
         f" cost until then: {cost.render_cost(dollars, cost.is_exact(cluster.charges))}"
     )
-    console.document({"cluster": cluster.name, "deadline": end, "dollars": dollars})
+    console.document(cluster=cluster.name, deadline=end, dollars=dollars)
 
 
 def stop(given: Stop, console: Console) -> None:
@@ -50,13 +50,11 @@ def stop(given: Stop, console: Console) -> None:
         f"  clusterctl start {cluster.name}\n  clusterctl down {cluster.name}"
     )
     console.document(
-        {
-            "cluster": cluster.name,
-            "phase": cluster.phase,
-            "dollars_per_hour": cost.sum_hourly(cluster.charges),
-            "deadline": cluster.deadline,
-            "jobs_cancelled": list(ended),
-        }
+        cluster=cluster.name,
+        phase=cluster.phase,
+        dollars_per_hour=cost.sum_hourly(cluster.charges),
+        deadline=cluster.deadline,
+        jobs_cancelled=list(ended),
     )
 
 
@@ -110,21 +108,19 @@ def gc(given: Gc, console: Console) -> None:
             except ClusterctlError as error:
                 failed.append(error)
     console.document(
-        {
-            "found": [
-                {
-                    **pick(item, "id", "name", "region", "owner", "client", "deadline"),
-                    **pick(item, "made", "hourly"),
-                    "every_price_known": item.priced,
-                    "left": [pick(resource, "kind", "id") for resource in item.resources],
-                }
-                for item in found
-            ],
-            "removed": removed,
-            "overdue": [item.id for item in search.overdue],
-            "regions": regions,
-            "failed": [error.message for error in failed],
-        }
+        found=[
+            {
+                **pick(item, "id", "name", "region", "owner", "client", "deadline"),
+                **pick(item, "made", "hourly"),
+                "every_price_known": item.priced,
+                "left": [pick(resource, "kind", "id") for resource in item.resources],
+            }
+            for item in found
+        ],
+        removed=removed,
+        overdue=[item.id for item in search.overdue],
+        regions=regions,
+        failed=[error.message for error in failed],
     )
     console.raise_first(failed)
 
@@ -135,7 +131,7 @@ def _adopt(given: Gc, store: Store, console: Console) -> None:
         orphan = actions_gc.find_adoptable(store, given.adopt, given.region)
     if given.dry_run:
         console.result(f"would take back cluster {orphan.text}")
-        console.document({"dry_run": True, "adopted": orphan.name, "id": orphan.id})
+        console.document(dry_run=True, adopted=orphan.name, id=orphan.id)
         return
     with console.show_waiting():
         taken = actions_gc.adopt(store, orphan, console.report)
@@ -144,7 +140,7 @@ def _adopt(given: Gc, store: Store, console: Console) -> None:
         f"  clusterctl status {taken.name}\n"
         f"  clusterctl down {taken.name}"
     )
-    console.document({"adopted": taken.name, "id": taken.id, "nodes": len(taken.nodes)})
+    console.document(adopted=taken.name, id=taken.id, nodes=len(taken.nodes))
 
 
 HEAD = ("cluster", "name", "region", "owner", "from", "age", "ends", "$/h", "resources")

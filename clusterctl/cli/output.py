@@ -354,7 +354,7 @@ def announce(console: Console, job: Job, detach: bool) -> None:
     console.report(f"job {job.id}: {size}{places}, {job.state.value}{native}")
     if detach:
         console.note(f"follow it with `clusterctl logs {job.id} -f`")
-        console.document(pick(job, "id", "cluster", "state", "native_id"))
+        console.document(**pick(job, "id", "cluster", "state", "native_id"))
 
 
 def finish(console: Console, job: Job) -> int:

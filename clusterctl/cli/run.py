@@ -266,7 +266,7 @@ def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) 
     if not given.dry_run:
         raise typer.Exit(process.run_in_foreground(argv, cwd=folder))
     console.result(f"cd {shlex.quote(str(folder))} && {shlex.join(argv)}")
-    console.document({"dry_run": True, "folder": str(folder), "argv": argv})
+    console.document(dry_run=True, folder=str(folder), argv=argv)
 
 
 def _drop_dashes(words: tuple[str, ...]) -> list[str]:
@@ -291,7 +291,7 @@ def _emit(console: Console, prepared: Prepared, kind: str) -> None:
     console.result(script, raw=True)
     if copying := make_copy_command(prepared):
         console.note(f"the script expects the program in its folder: {copying}")
-    console.document({"emit": kind, "script": script})
+    console.document(emit=kind, script=script)
 
 
 def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> None:
@@ -417,15 +417,13 @@ def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
     lines += [f"{reason.item}: {reason.why}" for reason in plan.reasons]
     console.result("\n".join(lines))
     console.document(
-        {
-            "dry_run": True,
-            "cluster": job.cluster,
-            "stage": stage,
-            "stdin": stdin and {"name": stdin.name, "bytes": len(stdin.data)},
-            "conditions": conditions,
-            "env": {**plan.env, **secrets},
-            "programs": plan.programs,
-            "reasons": [make_plain(reason) for reason in plan.reasons],
-            **preview.document,
-        }
+        dry_run=True,
+        cluster=job.cluster,
+        stage=stage,
+        stdin=stdin and {"name": stdin.name, "bytes": len(stdin.data)},
+        conditions=conditions,
+        env={**plan.env, **secrets},
+        programs=plan.programs,
+        reasons=[make_plain(reason) for reason in plan.reasons],
+        **preview.document,
     )

@@ -53,7 +53,7 @@ def status(given: Status, console: Console) -> None:
     for job in found.jobs:
         lines.append(f"job {job.id}: {job.spec.program.target}, {job.state.value}")
     console.result("\n".join(lines))
-    console.document(_document_status(found, live))
+    console.document(**_document_status(found, live))
 
 
 def list_clusters(given: List, console: Console) -> None:
@@ -76,9 +76,7 @@ def list_clusters(given: List, console: Console) -> None:
         console.result(format_records(map(_list_cluster, found)))
         for line in (line for item in found for line in item.warnings):
             console.note(f"warning: {line}")
-    console.document(
-        {"clusters": [_document_status(item, False) for item in found], "damage": damage}
-    )
+    console.document(clusters=[_document_status(item, False) for item in found], damage=damage)
 
 
 def _list_node(item: Any, jobs: Any, live: bool) -> dict[str, object]:
