@@ -1,8 +1,8 @@
-"""Damage to a person's state folder, disk, clock and keys, and to the memory and disks of nodes;
-and what `nodes.py` does to nodes that run a job.
+"""Damage to a person's state folder, disk and clock, and to the memory of nodes; and what
+`nodes.py` does to nodes that run a job.
 
     python -m tests.chaos.attacks --seeds 5
-    python -m tests.chaos.attacks --attacks record,clock --seeds 20
+    python -m tests.chaos.attacks --attacks memory,clock --seeds 20
 
 It needs what local nodes in namespaces need, and the right to mount. Prints a row for each attack,
 and a line for each miss: a crash, a message that does not say why, an exit code that stands for
@@ -13,10 +13,8 @@ whatever is left on the machine.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +25,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.chaos import nodes
-from tests.chaos.kills import LINES
 from tests.chaos.site import Site
 from tests.e2e.cli import Cli, tagged
 
@@ -45,61 +42,6 @@ time.time = stepped
 """The client's clock is ahead by the number in the file $STEP."""
 
 
-def records(home: Path) -> list[Path]:
-    """One file of each kind that is a record of ours, not a node's own."""
-    patterns = (
-        *("clusters/lab/cluster.json", "clusters/lab/events.jsonl", "clusters/lab/ssh/*"),
-        *("jobs/*/job.json", "jobs/*/fetched.json", "jobs/last-id", "jobs/*/out/.*"),
-        *("jobs/*/out/*/*", "stages/*", "locks/*", "past/*/*", "fetched/*", "clusterctl.log"),
-    )
-    found = (sorted(path for path in home.glob(each) if path.is_file()) for each in patterns)
-    return [path for paths in found for path in paths]
-
-
-def damage(path: Path, how: str, chance: random.Random) -> None:
-    data = path.read_bytes()
-    if how == "delete":
-        path.unlink()
-    elif how == "truncate":
-        path.write_bytes(data[: chance.randrange(len(data) + 1)])
-    elif how == "corrupt":
-        path.write_bytes(bytes(chance.randrange(256) for _ in data) or b"\xff")
-    else:
-        path.write_bytes(bytes(len(data)))
-
-
-LOOKS = (("list",), ("jobs",), ("status", "lab"), ("logs", 1), ("ssh", "-c", "lab", "worker-1"))
-
-
-def attack_record(site: Site) -> None:
-    """Each kind of record in turn: what reads it works or says why, and others are as they were."""
-    cli, codes = site.cli, (0, 2, 3, 4, 7)
-    site.make()
-    cli("run", "-c", "lab", "program/program.py")
-    cli("fetch", 1)
-    for path in records(cli.home):
-        how = site.chance.choice(("delete", "truncate", "corrupt", "zeros"))
-        mode, before = path.stat().st_mode, path.read_bytes()
-        damage(path, how, site.chance)
-        place = path.relative_to(cli.home)
-        many = len(site.misses)
-        for words in LOOKS:
-            more = ("--", "true") if words[0] == "ssh" else ()
-            site.expect(cli(*words, *more, code=None), codes)
-        if path.name != "job.json" and "1" not in [row.name for row in path.parents]:
-            known = json.loads((cli.home / "jobs/1/job.json").read_text())
-            if known["state"] != "succeeded":
-                site.misses.append("the record of job 1 has changed")
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(before)
-        path.chmod(mode)
-        site.misses[many:] = [f"{place}, {how}: {item}" for item in site.misses[many:]]
-    site.expect_lines(1)
-    victim = site.chance.choice([path for path in records(cli.home) if "lab" in str(path)])
-    damage(victim, site.chance.choice(("delete", "truncate", "corrupt")), site.chance)
-    site.expect_end()
-
-
 def attack_read_only(site: Site) -> None:
     """The state folder: what only reads works, what has to write says so and changes nothing."""
     cli = site.cli
@@ -112,8 +54,8 @@ def attack_read_only(site: Site) -> None:
         subprocess.run(["mount", "-o", "remount,ro,bind", home], check=True)
         for words in (("list",), ("jobs",), ("status", "lab"), ("logs", 1)):
             site.expect(cli(*words, code=None), (0,))
-        for words in (("up", "other"), ("run", "-c", "lab", "program/program.py")):
-            site.expect(cli(*words, code=None), (2, 3), "Read-only file system")
+        for more in (("up", "other"), ("run", "-c", "lab", "program/program.py")):
+            site.expect(cli(*more, code=None), (2, 3), "Read-only file system")
         site.expect(cli("down", "lab", "--discard", code=None), (2, 3), "Read-only file system")
     finally:
         subprocess.run(["umount", "-l", home], check=True)
@@ -156,26 +98,6 @@ def attack_disk_here(site: Site) -> None:
         site.expect_end()
 
 
-def attack_disk_there(site: Site) -> None:
-    """A job fills the disk of its nodes; the client's own records are on another."""
-    cli = site.cli
-    cli.home.mkdir()
-    with mounted(cli.home, "6m"):
-        (cli.home / "jobs").mkdir()
-        with mounted(cli.home / "jobs", "6m"):
-            site.make(1)
-            before = (
-                f"for number in range({site.chance.randrange(1, 300)}): print('line', number)\n"
-            )
-            cli.script("fills/fills.py", f"{before}open('all', 'wb').write(bytes(8_000_000))\n")
-            done = cli("run", "-c", "lab", "--once", "fills/fills.py", code=None)
-            if not re.search("disk full on .*worker-1", done.err) or done.code in (0, 1):
-                site.misses.append(f"the reason is not said: {done}")
-            if cli.job(1)["state"] != "failed":
-                site.misses.append(f"job 1 is {cli.job(1)['state']}")
-            site.expect_end()
-
-
 def find_inside(pids: set[str]) -> list[str]:
     """The processes of the node to which these belong: sshd hides its environment."""
     outside, found = os.readlink("/proc/self/ns/net"), {}
@@ -215,31 +137,6 @@ def attack_memory(site: Site) -> None:
         group.rmdir()
 
 
-def attack_name(site: Site) -> None:
-    """State folders with what configuration files, shells and Python's formats read specially: they
-    work, or are refused before anything is made."""
-    for name in ("com,ma", "new\nline", "per%cent %s %d", " blank ", os.fsdecode(b"not-\xff-utf8")):
-        cli = Cli(site.cli.folder / f"home {name}", site.cli.folder)
-        inner = Site(cli, site.chance)
-        try:
-            if name in (" blank ", "per%cent %s %d"):
-                inner.make()
-                done = inner.expect(cli("run", "-c", "lab", "program/program.py", code=None), (0,))
-                if done.of(1) != LINES:
-                    inner.misses.append(f"{len(done.of(1))} of {len(LINES)} lines")
-                target = cli.folder / f"got-{site.chance.random()}"
-                inner.expect(cli("fetch", 1, "--to", target, code=None), (0,))
-                inner.expect_end()
-            else:
-                inner.expect(cli("up", "lab", code=None), (2,), "set CLUSTERCTL_HOME")
-                if left := cli.clusters():
-                    inner.misses.append(f"there are {left}")
-        except AssertionError as error:
-            inner.misses.append(str(error))
-            cli("down", "lab", "--force", code=None)
-        site.misses += [f"{name!r}: {item}" for item in inner.misses]
-
-
 def attack_clock(site: Site) -> None:
     """The client's clock jumps while it follows a job."""
     cli = site.cli
@@ -265,41 +162,11 @@ def attack_clock(site: Site) -> None:
     site.expect_end()
 
 
-def attack_host_key(site: Site) -> None:
-    """A node has another host key than before."""
-    cli = site.cli
-    site.make()
-    node = site.chance.choice(("launcher", "worker-1", "worker-2"))
-    known = cli.home / "clusters/lab/ssh/known_hosts"
-    key = cli.folder / "key"
-    subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", str(key)], check=True)
-    fresh = " ".join(key.with_suffix(".pub").read_text().split()[:2])
-    address = next(n for n in cli.status("lab")["nodes"] if n["name"] == node)["address"]
-    before = known.read_text()
-    lines = [
-        f"{line.split()[0]} {fresh}" if address in line.split()[0] else line
-        for line in before.splitlines()
-    ]
-    known.write_text("\n".join([*lines, ""]))
-    if known.read_text() == before:
-        site.misses.append(f"no key of {node} at {address} in {before}")
-    site.expect(cli("run", "-c", "lab", "program/program.py", code=None), (4,), "SHA256:")
-    site.expect(cli("up", "lab", code=None), (0,), "new host key")
-    done = site.expect(cli("run", "-c", "lab", "program/program.py", code=None), (0,))
-    if done.code == 0:
-        site.expect_lines(done.job)
-    site.expect_end()
-
-
 ATTACKS: Mapping[str, Callable[[Site], None]] = {
-    "record": attack_record,
     "read-only": attack_read_only,
     "disk-here": attack_disk_here,
-    "disk-there": attack_disk_there,
     "memory": attack_memory,
-    "name": attack_name,
     "clock": attack_clock,
-    "host-key": attack_host_key,
     **nodes.ATTACKS,
 }
 
