@@ -202,19 +202,10 @@ def test_the_lines_of_the_guide(clusterctl: Clusterctl, bare: None) -> None:
 
 
 def test_down_proves_that_nothing_is_left(clusterctl: Clusterctl, engine: Engine) -> None:
-    id = json.loads(clusterctl("up", "--provider", "docker", "--workers", "1", "--json").stdout)[
-        "id"
-    ]
-    engine("volume", "create", "--label", f"clusterctl.cluster={id}", f"{id}-more")
-    assert f"has the label clusterctl.cluster={id}" in clusterctl("down").stderr
-    assert labelled(engine, id) == []
-
-
-def test_what_cannot_be_removed_is_named(clusterctl: Clusterctl, engine: Engine) -> None:
     """A stranger's container in our network keeps it: exit 9 with its name, then down works."""
-    id = json.loads(clusterctl("up", "--provider", "docker", "--workers", "1", "--json").stdout)[
-        "id"
-    ]
+    up = clusterctl("up", "--provider", "docker", "--workers", "1", "--json")
+    id = json.loads(up.stdout)["id"]
+    engine("volume", "create", "--label", f"clusterctl.cluster={id}", f"{id}-more")
     stranger = engine(
         *("run", "-d", "--network", id, "--entrypoint", "/bin/sleep", "clusterctl/cpu:1", "600")
     )
@@ -222,7 +213,7 @@ def test_what_cannot_be_removed_is_named(clusterctl: Clusterctl, engine: Engine)
         assert f"network {id}" in clusterctl("down", code=9).stderr
     finally:
         engine("rm", "-f", stranger)
-    clusterctl("down")
+    assert f"has the label clusterctl.cluster={id}" in clusterctl("down").stderr
     assert labelled(engine, id) == []
 
 

@@ -126,7 +126,13 @@ KINDS: dict[str, tuple[str, dict[str, str], str]] = {
 """Kind → a configuration, an environment, and the key that is found. Roles get one each time."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind == "role of an instance" else [pytest.mark.all])
+        for kind in KINDS
+    ],
+)
 def test_the_provider_takes_credentials_of_each_kind(
     ec2: Ec2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

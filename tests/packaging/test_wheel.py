@@ -79,11 +79,8 @@ def test_the_wheel_holds_the_package_and_its_assets(wheel: Path) -> None:
     assert {name for name in names if ".dist-info/" not in name} == package | assets
 
 
-def test_it_runs_from_any_folder(installed: Path, tmp_path: Path) -> None:
+def test_it_runs_from_any_folder_and_finds_its_assets(installed: Path, tmp_path: Path) -> None:
     assert clusterctl.__version__ in run(installed / "clusterctl", "--version", cwd=tmp_path)
-
-
-def test_assets_are_found_inside_it(installed: Path, tmp_path: Path) -> None:
     code = (
         "import json, clusterctl, clusterctl.core.assets as a\n"
         "names = ('templates', 'workloads')\n"

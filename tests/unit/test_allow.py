@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.actions import status
+from clusterctl.actions import access, status
 from clusterctl.actions.common import open_pool, open_store
 from clusterctl.actions.lifetime import explain_allowed
 from clusterctl.core import keys
@@ -17,6 +17,7 @@ from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import network
 from clusterctl.machines.ec2.api import TAG, Api
 from clusterctl.machines.protocol import Cloud, Provider
+from clusterctl.transport import ssh as transport
 from tests.unit.calling import Call
 from tests.unit.deaf import deaf_port
 from tests.unit.making import cluster, node
@@ -127,6 +128,8 @@ def test_ssh_to_a_node_that_does_not_answer_another_address_says_so(
     firewall: Firewalled, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenSSH says no more than 255 here."""
+    monkeypatch.setattr(transport, "CONNECT_LIMIT", 0.5)
+    monkeypatch.setattr(access, "CONNECT_TIMEOUT", 0.5)
     program = tmp_path / "bin" / "ssh"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nexit 255\n")
