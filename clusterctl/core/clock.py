@@ -1,5 +1,5 @@
 """Time limits: a clock that leaves out the time in which this process stood still, and a deadline
-that is passed along."""
+that is passed along, and enforced where a call cannot see it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+class _Guard:
+    """A block that is to end by `at`, or else `abort` is called; how often it was found late."""
+
+    def __init__(self, at: float, abort: Callable[[], None]) -> None:
+        self.at, self.abort, self.late = at, abort, 0
 
 
 class RunningClock:
@@ -24,14 +31,19 @@ class RunningClock:
     it only where we could have listened. A daemon thread notes every TICK seconds that we run, and
     of the time from one note to the next at most LEAP counts. It starts with the first call.
     `real`: the monotonic clock behind it.
+
+    The thread also ends what is late. A process that stood still may find a block late that is not
+    stuck, by what the clock counts of that time: so a block is stuck that was late at CHANCES
+    notes, and however long the process stands still, that is one.
     """
 
-    TICK, LEAP = 0.25, 1.0
+    TICK, LEAP, CHANCES = 0.25, 1.0, 5
 
     def __init__(self, real: Callable[[], float] = time.monotonic) -> None:
         self._real = real
         self._noting: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._guards: set[_Guard] = set()
+        self._lock = threading.Lock()
         self._last = (0.0, 0.0)
         """When the last note was made, and how much had been left out by then: read and replaced
         as one."""
@@ -47,9 +59,29 @@ class RunningClock:
         """What the thread does every TICK seconds."""
         real, (noted, left_out) = self._real(), self._last
         self._last = real, left_out + max(0.0, real - noted - self.LEAP)
+        at = self()
+        with self._lock:
+            late = [guard for guard in self._guards if guard.at <= at]
+        for guard in late:
+            guard.late += 1
+            if guard.late == self.CHANCES:
+                run_in_background(guard.abort)
+
+    @contextmanager
+    def guard(self, deadline: Deadline, abort: Callable[[], None]) -> Iterator[Deadline]:
+        """Calls `abort` in a thread of its own if the block is still running well after the
+        deadline."""
+        guard = _Guard(deadline.at, abort)
+        with self._lock:
+            self._guards.add(guard)
+        try:
+            yield deadline
+        finally:
+            with self._lock:
+                self._guards.remove(guard)
 
     def _start(self) -> None:
-        with self._starting:
+        with self._lock:
             if self._noting is None:
                 self._last = self._real(), self._last[1]
                 self._noting = threading.Thread(target=self._run, daemon=True, name="clock")
@@ -62,7 +94,7 @@ class RunningClock:
 
     def _lose_thread(self) -> None:
         """A forked child has none."""
-        self._noting, self._starting = None, threading.Lock()
+        self._noting, self._lock = None, threading.Lock()
 
 
 now = RunningClock()
@@ -98,6 +130,10 @@ class Deadline:
         if not self.wait(lambda left: bool(futures.wait((future,), left).done)):
             raise TimeoutError
         return future.result()
+
+    def enforce(self, abort: Callable[[], None]) -> AbstractContextManager[Deadline]:
+        """For a block that calls what cannot see a deadline, as RunningClock.guard."""
+        return now.guard(self, abort)
 
     def limit(self, seconds: float) -> Deadline:
         """A deadline for a part: `seconds` from now, and no later than this one."""

@@ -26,7 +26,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.transport import diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
 from clusterctl.transport.protocol import MAX_DEPTH
-from clusterctl.transport.session import LOST, Connection, Socket, abort_after
+from clusterctl.transport.session import LOST, Connection, Socket
 
 # -------------------------------------------------------------------------------------------------
 # The user's ssh_config, for hosts that are theirs. Our own nodes never see it.
@@ -213,7 +213,7 @@ class Destination:
         policy = KnownKeysOnly(self.target, self.names, self.settings)
         self.remote.client.set_missing_host_key_policy(policy)
         try:
-            with _list_offers(self) as keys, abort_after(deadline, sock.abort):
+            with _list_offers(self) as keys, deadline.enforce(sock.abort):
                 self.remote.connect_kwargs = {
                     "sock": sock,
                     "transport_factory": lambda sock, **_: Connection(sock, policy.kinds),
@@ -311,7 +311,7 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
     """A channel that `hop`, called `name`, forwards to the host. Raises ConnectError."""
     why, transient = f"it cannot connect to {':'.join(map(str, target.place))}", True
     try:
-        with abort_after(deadline, hop.sock.abort):
+        with deadline.enforce(hop.sock.abort):
             return Socket(
                 hop.open_channel("direct-tcpip", target.place, ("", 0), timeout=deadline.left)
             )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import paramiko
@@ -22,96 +20,6 @@ from paramiko.packet import Packetizer
 from clusterctl.core.clock import Deadline, now
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.protocol import OnStdout, wrap_command
-
-# -------------------------------------------------------------------------------------------------
-# A watchdog for calls that cannot see their time limit.
-
-
-@dataclass(slots=True, eq=False)
-class _Guard:
-    at: float
-    action: Callable[[], None]
-    ticks: int
-
-
-class Watchdog:
-    """Calls back when a guarded block is still running well after its time. One daemon thread for
-    all.
-
-    A process that stood still may find a block late that is not stuck, by what the clock counts of
-    that time. So a block that is late gets `ticks` more chances of TICK seconds, counted as the
-    watchdog wakes: however long the process stands still, that is one.
-    """
-
-    TICK = 0.1
-
-    def __init__(self, ticks: int = 10) -> None:
-        self._ticks = ticks
-        self._condition = threading.Condition()
-        self._guarded: set[_Guard] = set()
-        self._wakes = float("inf")
-        self._thread: threading.Thread | None = None
-
-    @contextmanager
-    def guard(self, at: float, action: Callable[[], None]) -> Iterator[None]:
-        """Runs `action` in the watchdog's thread unless the block ends about by `at` (as in
-        Deadline).
-
-        `action` has to be quick and must not raise.
-        """
-        guard = _Guard(at, action, self._ticks)
-        with self._condition:
-            self._guarded.add(guard)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
-                self._thread.start()
-            if at < self._wakes:
-                self._condition.notify()
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._guarded.discard(guard)
-
-    def _watch(self) -> None:
-        while True:
-            with self._condition:
-                actions = self._collect(now())
-                if not actions:
-                    # Blocks that ended are not looked at before the next time that was planned:
-                    # ending one costs nothing.
-                    at = now()
-                    self._wakes = min((guard.at for guard in self._guarded), default=at + 3600)
-                    self._condition.wait(self._wakes - at)
-                    self._wakes = float("-inf")
-                    continue
-            for action in actions:
-                action()
-
-    def _collect(self, at: float) -> list[Callable[[], None]]:
-        """What is to be done now; a block that has a chance left uses it up."""
-        actions = []
-        for guard in [guard for guard in self._guarded if guard.at <= at]:
-            if guard.ticks:
-                guard.ticks -= 1
-                guard.at = at + self.TICK
-            else:
-                self._guarded.remove(guard)
-                actions.append(guard.action)
-        return actions
-
-
-WATCHDOG = Watchdog()
-
-
-@contextmanager
-def abort_after(limit: Deadline | float, abort: Callable[[], None]) -> Iterator[Deadline]:
-    """Calls `abort` in the watchdog's thread if the block hangs past the limit: a deadline, or
-    seconds from now. As `Watchdog.guard`."""
-    deadline = limit if isinstance(limit, Deadline) else Deadline(limit)
-    with WATCHDOG.guard(deadline.at, abort):
-        yield deadline
-
 
 # -------------------------------------------------------------------------------------------------
 # paramiko, fitted: a socket that answers at once and can be cut, a transport without surprises.
@@ -144,7 +52,7 @@ class Socket:
     - Reads ahead, since paramiko reads each packet in two small pieces.
     - Acknowledges at once: sshd leaves Nagle's algorithm on for commands, so that a delayed
       acknowledgement of ours would hold its next packet back for 40 ms.
-    - `abort` ends it from any thread and never blocks, even while another thread is stuck in it.
+    - `abort` ends it from any thread, even while another thread is stuck in it.
     """
 
     def __init__(
@@ -157,8 +65,8 @@ class Socket:
         self._sock = sock
         self._on_close = on_close
         self.why = why
+        self.send, self.settimeout, self.getpeername = sock.send, sock.settimeout, sock.getpeername
         self._ahead = memoryview(b"")
-        self._aborted = False
         self._closed = False  # paramiko reads this one
         self.received = 0
         """How often something has come."""
@@ -173,9 +81,7 @@ class Socket:
 
     def recv(self, size: int) -> bytes:
         if not self._ahead:
-            self._check()
             chunk = self._sock.recv(READ_AHEAD)
-            self._check()
             self.received += 1
             if self._quick:
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -183,16 +89,6 @@ class Socket:
         out = bytes(self._ahead[:size])
         self._ahead = self._ahead[size:]
         return out
-
-    def send(self, data: bytes) -> int:
-        self._check()
-        return int(self._sock.send(data))
-
-    def settimeout(self, seconds: float | None) -> None:
-        self._sock.settimeout(seconds)
-
-    def getpeername(self) -> Any:
-        return self._sock.getpeername()
 
     def close(self) -> None:
         if self._closed:
@@ -204,19 +100,16 @@ class Socket:
             return
         # A channel says farewell over the jump host's connection, which may be gone or hang.
         hop = self._sock.transport.sock
-        with suppress(*LOST), abort_after(CLOSING, hop.abort):
+        with suppress(*LOST), Deadline(CLOSING).enforce(hop.abort):
             self._sock.close()
 
     def abort(self) -> None:
-        self._aborted = True
         if isinstance(self._sock, socket.socket):
             with suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
+        else:
+            self._sock.in_buffer.close()  # its end, for whoever reads; paramiko then stops writers
         self._on_close()
-
-    def _check(self) -> None:
-        if self._aborted:
-            raise OSError(errno.ECONNABORTED, "the connection was cut")
 
 
 class _Packets(Packetizer):  # type: ignore[misc]  # untyped
@@ -398,7 +291,7 @@ class Session(AbstractContextManager["Session"]):
         if not deadline.wait(lambda left: connection.sessions.acquire(timeout=left)):
             raise Failure("too many commands are running on this connection")
         try:
-            with abort_after(deadline, connection.sock.abort):
+            with deadline.enforce(connection.sock.abort):
                 self._channel = self._open(COLLECT_LIMIT if collect else STREAM_WINDOW)
                 self._channel.in_buffer = self._stdout  # nothing arrives before _start
                 self._start(command)
@@ -529,8 +422,8 @@ class Session(AbstractContextManager["Session"]):
         then: the connection is of no use to anyone.
         """
         self._channel.settimeout(SLICE if timeout is None else min(timeout, SLICE))
-        limit = self._deadline if timeout is None else timeout
-        return abort_after(limit, self._connection.sock.abort)
+        deadline = self._deadline if timeout is None else Deadline(timeout)
+        return deadline.enforce(self._connection.sock.abort)
 
     def _fail_if_lost(self, cause: BaseException | None) -> None:
         if not self._connection.is_active():

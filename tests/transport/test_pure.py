@@ -7,34 +7,31 @@ import shlex
 import shutil
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from clusterctl.core import assets
 from clusterctl.core import keys as core_keys
+from clusterctl.core.clock import Deadline
 from clusterctl.core.model import NodeResult, fold, shorten
 from clusterctl.transport import connect, protocol
-from clusterctl.transport.session import Watchdog
 
 
-def test_watchdog() -> None:
-    watchdog, barks = Watchdog(), []
-    now = time.monotonic()
+def test_a_deadline_is_enforced() -> None:
+    aborted: list[str] = []
 
-    def wait_for(name: str, at: float) -> None:
-        barked = threading.Event()
-        with watchdog.guard(at, lambda: (barks.append(name), barked.set())):
-            assert barked.wait(30)
+    def hang(name: str, seconds: float) -> None:
+        done = threading.Event()
+        with Deadline(seconds).enforce(lambda: (aborted.append(name), done.set())):
+            assert done.wait(30)
 
-    with watchdog.guard(now + 300, lambda: barks.append("never")):
-        wait_for("late", now + 0.1)
-        now = time.monotonic()
-        with watchdog.guard(now + 0.1, lambda: barks.append("in time")):
+    with Deadline(300).enforce(lambda: aborted.append("never")):
+        hang("late", 0.1)
+        with Deadline(0.1).enforce(lambda: aborted.append("in time")):
             pass
-        wait_for("later", now + 0.15)
-    assert barks == ["late", "later"]
+        hang("later", 0.15)
+    assert aborted == ["late", "later"]
 
 
 KEY = base64.b64encode(b"one").decode()
