@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from clusterctl.options import table
-from clusterctl.options.table import Group, Option, flag, text, texts
-from clusterctl.options.values import integer
+from clusterctl.options.table import Group, Limit, Option, flag, text, texts
+from clusterctl.options.values import at_least_one
 
-NATIVE = Group("Batch systems", native=True)
-"""Of the options that a batch system takes as they are; `batch_systems` adds where they work."""
+Declare = Callable[[str, Group], Option[Any]]
+"""A kind of option: makes one of its spelling and its group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,9 @@ class BatchOptions:
     """Its name for people."""
     emits: str
     """The format of its scripts, as `--emit` names it."""
-    passed: tuple[Option[Any], ...]
-    """Options of `run` that it takes as they are, beside those that all batch systems have."""
+    passed: Mapping[str, Declare]
+    """By its spelling, the kind of each option of `run` that it takes as it is, beside those that
+    all batch systems have. Where several have one, it is of the same kind."""
     dash_q: str
     """The option that its users mean by -q, which is --quiet here."""
     sizes: tuple[str, ...] = ()
@@ -32,12 +34,14 @@ class BatchOptions:
     """Short options that its users know and `run` does not have, and what to write."""
     slots: str = ""
     """How to ask for slots, where those are allocated, not nodes."""
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    """By option of `passed`: where else it has no effect."""
     instead: Mapping[str, str] = field(default_factory=dict)
     """By option of another batch system: what to write here."""
 
 
-def _pass_words(*names: str) -> tuple[Option[str], ...]:
-    return tuple(text(f"--{name}", NATIVE) for name in names)
+def _read_slots(words: list[str], option: str) -> str:
+    return f"{words[0]} {at_least_one(words[1], option)}"
 
 
 _GPUS = "-l gpu=N, or the name that your site uses"
@@ -47,31 +51,25 @@ BATCH_SYSTEMS = {
     "slurm": BatchOptions(
         title="Slurm",
         emits="sbatch",
-        passed=(  # in the order of the header of a script
-            *_pass_words("constraint", "exclude", "gpu-bind", "gpus-per-task", "gres"),
-            *_pass_words("mem-per-gpu", "nodelist", "qos", "reservation"),
-            flag("--exclusive", NATIVE),
-            text("--mpi", NATIVE, limits=table.SRUN),
-            *_pass_words("cpus-per-task", "gpus", "gpus-per-node", "mem", "mem-per-cpu"),
-            *_pass_words("partition"),
-            text("--signal", NATIVE, limits=table.SUPERVISED),
-        ),
+        passed={  # in the order of the header of a script
+            **dict.fromkeys(("--constraint", "--exclude", "--gpu-bind", "--gpus-per-task"), text),
+            **dict.fromkeys(("--gres", "--mem-per-gpu", "--nodelist", "--qos"), text),
+            **{"--reservation": text, "--exclusive": flag, "--mpi": text, "--cpus-per-task": text},
+            **dict.fromkeys(("--gpus", "--gpus-per-node", "--mem", "--mem-per-cpu"), text),
+            **dict.fromkeys(("--partition", "--signal"), text),
+        },
+        limits={"--mpi": table.SRUN, "--signal": table.SUPERVISED},
         dash_q="--qos",
         short={"-N": "--nodes", "-p": "--partition", "-t": "--time"},
     ),
     "sge": BatchOptions(
         title="Grid Engine",
         emits="qsub",
-        passed=(
-            Option(
-                *("-pe", NATIVE, "", "NAME SLOTS"),
-                empty="",
-                words=2,
-                check=lambda words, option: f"{words[0]} {integer(1)(words[1], option)}",
-            ),
-            texts("-l", NATIVE, "", "NAME=VALUE"),
-            *_pass_words("queue", "project"),
-        ),
+        passed={
+            "-pe": partial(Option, metavar="NAME SLOTS", empty="", words=2, check=_read_slots),
+            "-l": partial(texts, help="", metavar="NAME=VALUE"),
+            **dict.fromkeys(("--queue", "--project"), text),
+        },
         dash_q="--queue",
         sizes=("-pe",),
         slots="request slots with -pe NAME SLOTS",

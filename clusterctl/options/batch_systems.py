@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -55,34 +54,27 @@ _ALL = Group(
 )
 
 
-def _collect() -> Iterator[Option[Any]]:
-    """The options of each batch system; those that several of them have once, as the first has
-    declared them."""
-    owners: dict[str, tuple[str, ...]] = {}
-    for name, system in BATCH_SYSTEMS.items():
-        for option in system.passed:
-            owners[option.flag] = (*owners.get(option.flag, ()), name)
-    found = {item.flag: item for row in reversed(BATCH_SYSTEMS.values()) for item in row.passed}
-    for word, names in owners.items():
-        yield found[word].move(_make_group(names, word), *found[word].limits)
-
-
-def _make_group(names: tuple[str, ...], word: str) -> Group:
-    """Of an option that only these batch systems have."""
-    titles = _join_titles(names)
+def _make_group(word: str) -> Group:
+    """Of an option that only some batch systems have."""
+    rows = {name: row for name, row in BATCH_SYSTEMS.items() if word in row.passed}
+    titles = _join_titles(tuple(rows))
     instead = {
         name: row.instead[word] for name, row in BATCH_SYSTEMS.items() if word in row.instead
     }
-    limit = Limit(f"works only with {titles}", only=frozenset(names), instead=instead)
-    return Group(GROUP.heading, (limit,), True, f"Passed to {titles}")
+    limit = Limit(f"works only with {titles}", only=frozenset(rows), instead=instead)
+    more = [row.limits[word] for row in rows.values() if word in row.limits]
+    return Group(GROUP.heading, (limit, *more), True, f"Passed to {titles}")
 
+
+_KINDS = {word: kind for row in BATCH_SYSTEMS.values() for word, kind in row.passed.items()}
+_GROUPS = {word: _make_group(word) for word in _KINDS}
 
 PASSED: tuple[Option[Any], ...] = (
-    *(
+    *[
         text(f"--{name}", _ALL)
         for name in ("account", "job-name", "mail-type", "mail-user", "time")
-    ),
+    ],
     flag("--requeue", _ALL, limits=(ONLY, table.SUPERVISED, table.STAGED)),
-    *_collect(),
+    *[kind(word, _GROUPS[word]) for word, kind in _KINDS.items()],
 )
 """Options of `run` that go to the batch system as they are."""

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 from clusterctl.core.text import read_toml
 from clusterctl.errors import UsageError
 from clusterctl.options import values
-from clusterctl.options.values import LAUNCHER, ReadValue, cluster_name, integer, names, one_of
+from clusterctl.options.values import LAUNCHER, ReadValue, cluster_name, names, one_of
 
 # -------------------------------------------------------------------------------------------------
 # What providers of `up` have on the command line, known without loading one of them.
@@ -244,10 +244,10 @@ class Option(Generic[T]):
         """It is only taken to be refused: every verb has it, and it can do nothing for this one."""
         return any(limit.only == frozenset() for limit in self.limits)
 
-    def move(self, group: Group, *more: Limit) -> Option[T]:
-        """The same option under another heading, with its limits and those."""
+    def move(self, group: Group) -> Option[T]:
+        """The same option under another heading, with its limits."""
         moved = copy.copy(self)
-        moved.group, moved.limits = group, (*group.limits, *more)
+        moved.group, moved.limits = group, group.limits
         return moved
 
     def check_given(self, raw: Any, label: str) -> None:
@@ -296,7 +296,8 @@ def text(flags: str, group: Group, help: str = "", metavar: str = "", **more: An
 def choice(
     flags: str, group: Group, help: str, *known: str, empty: str = "", **more: Any
 ) -> Option[str]:
-    return Option(flags, group, help, "|".join(known), empty=empty, check=one_of(*known), **more)
+    check = partial(one_of, known)
+    return Option(flags, group, help, "|".join(known), empty=empty, check=check, **more)
 
 
 def texts(
@@ -327,16 +328,28 @@ def files(flags: str, group: Group, help: str, metavar: str = "FILE") -> Option[
     return Option(flags, group, help, metavar, empty=(), many=True, check=values.path)
 
 
-def number(flags: str, group: Group, help: str, metavar: str = "N", **more: Any) -> Option[int]:
-    """A whole number, at least 1 unless another check is given; 0 where there is none."""
-    return Option(flags, group, help, metavar, empty=0, **{"check": integer(1), **more})
+def number(
+    flags: str,
+    group: Group,
+    help: str,
+    metavar: str = "N",
+    check: ReadValue = values.at_least_one,
+    **more: Any,
+) -> Option[int]:
+    """A whole number; 0 where there is none."""
+    return Option(flags, group, help, metavar, empty=0, check=check, **more)
 
 
 def whole(
-    flags: str, group: Group, help: str, metavar: str = "N", **more: Any
+    flags: str,
+    group: Group,
+    help: str,
+    metavar: str = "N",
+    check: ReadValue = values.at_least_zero,
+    **more: Any,
 ) -> Option[int | None]:
     """A whole number that may be 0; None where there is none."""
-    return Option(flags, group, help, metavar, empty=None, **{"check": integer(0), **more})
+    return Option(flags, group, help, metavar, empty=None, check=check, **more)
 
 
 def span(

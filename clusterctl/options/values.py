@@ -84,10 +84,13 @@ def integer(least: int, most: int = 1_000_000_000) -> Callable[[str, str], int]:
     return check
 
 
+at_least_one, at_least_zero = integer(1), integer(0)
+
+
 def node_choice(text: str, option: str) -> str:
     """A number of nodes, or their names."""
     if re.fullmatch(r"[+-]?[\d.]*", text) and text.count(".") < 2:
-        return str(integer(1)(text, option))
+        return str(at_least_one(text, option))
     found = list(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(re.fullmatch(r"[\w.:@][\w.:@-]*", name) for name in found):
         raise _refuse(text, option, "a number, or names of workers", "worker-1,worker-2")
@@ -156,15 +159,12 @@ def idle_time(text: str, option: str) -> float:
     return total
 
 
-def one_of(*known: str) -> Callable[[str, str], str]:
-    def check(text: str, option: str) -> str:
-        if text not in known:
-            close = get_close_matches(text, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(known)}"
-            raise UsageError(f"{option}: unknown value {text!r}", hint=hint)
-        return text
-
-    return check
+def one_of(known: Sequence[str], text: str, option: str) -> str:
+    if text not in known:
+        close = get_close_matches(text, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(known)}"
+        raise UsageError(f"{option}: unknown value {text!r}", hint=hint)
+    return text
 
 
 def expression(text: str, option: str) -> str:

@@ -45,6 +45,7 @@ from clusterctl.options.table import (
 )
 from clusterctl.options.values import (
     LAUNCHER,
+    at_least_zero,
     begins_file_system,
     budget,
     byte_size,
@@ -488,7 +489,9 @@ class Run(Started, heading=JOBS, module="run"):
         *("--pass-signal", JOB, "Give ranks the site's own signal, not SIGTERM"),
         limits=(batch_systems.ONLY, *SUPERVISED),
     )
-    retries = number("--retries", JOB, "Retry after a failure, at most N times", check=integer(0))
+    retries = number(
+        "--retries", JOB, "Retry after a failure, at most N times", check=at_least_zero
+    )
     on_node_loss = choice(
         *("--on-node-loss", JOB, "If a node is lost", "replace", "shrink", "fail"),
         limits=(table.REPLACED, table.SUPERVISED),
@@ -604,7 +607,7 @@ class Launch(Started, heading=JOBS, module="launches"):
 
 def _read_job(text: str, option: str) -> int | None:
     """`arrange` gives "" where only the program's arguments are given."""
-    return integer(0)(text, option) if text else None
+    return at_least_zero(text, option) if text else None
 
 
 class Rerun(Common, heading=JOBS, module="run"):
@@ -727,8 +730,8 @@ class Diff(Common, heading=JOBS, module="insight"):
     """Compare two jobs: how they were started, the files they ran with, and how they ended."""
 
     examples = ("clusterctl diff 7 9",)
-    first = number("", ARGUMENTS, "Number of a job", "JOB", check=integer(0))
-    second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=integer(0))
+    first = number("", ARGUMENTS, "Number of a job", "JOB", check=at_least_zero)
+    second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=at_least_zero)
     cluster = cluster_option(help="Cluster of both jobs (default: any)")
 
 
@@ -770,8 +773,7 @@ SMALLEST = 8
 
 
 def parse_backends(text: str, option: str) -> tuple[str, ...]:
-    check = one_of(*BACKENDS)
-    return tuple(check(name, option) for name in names(text, option))
+    return tuple(one_of(BACKENDS, name, option) for name in names(text, option))
 
 
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
