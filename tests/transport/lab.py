@@ -164,6 +164,8 @@ class Relay:
     def __init__(self, port: int) -> None:
         self._to = port
         self._server = socket.create_server(("127.0.0.1", 0))
+        # The kernel is full before sshd's window is.
+        self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         self.port: int = self._server.getsockname()[1]
         self._sockets: list[socket.socket] = []
         self._flowing = threading.Event()

@@ -162,32 +162,39 @@ def test_sshd_that_allows_no_session(
 
 
 def test_connection_lost(relayed: SshTransport, relay: Relay) -> None:
-    threading.Timer(0.3, relay.cut).start()
     with within(15):
-        result = relayed.run("echo before; sleep 20", timeout=20)
+        result = relayed.run("echo before; sleep 20", timeout=20, on_stdout=lambda _: relay.cut())
     assert result.exit_code is None
     assert result.error == "the connection was lost"
     assert result.stdout == b"before\n"
     assert relayed.run("echo again", timeout=10).text == "again\n"
 
 
-def test_network_that_swallows_packets(relayed: SshTransport, relay: Relay) -> None:
+@pytest.mark.parametrize("behind", [False, True], ids=["straight", "behind a gateway"])
+def test_network_that_swallows_packets(
+    relayed: SshTransport, relay: Relay, transport: SshTransport, behind: bool
+) -> None:
     """The kernel takes no more of us, and all who want to send hang behind one lock."""
+    if behind:
+        relayed = relayed.renew(transport)
     relayed.connect(10)
     threading.Timer(0.2, relay.swallow).start()
     others: list[str] = []
-    run = lambda: others.append(relayed.run("sleep 30", timeout=1).error)  # noqa: E731
-    threads = [threading.Thread(target=run) for _ in range(3)]
+    send = lambda seconds: relayed.run("cat >/dev/null", stdin=bytes(99 << 20), timeout=seconds)  # noqa: E731
+    run = lambda: others.append(send(1).error)  # noqa: E731
+    threads = [threading.Thread(target=run) for _ in range(8)]
     with within(15):
         for thread in threads:
             thread.start()
-        result = relayed.run("cat > /dev/null", stdin=bytes(200_000_000), timeout=1.5)
+        result = send(1.5)
         for thread in threads:
             thread.join()
     assert result.exit_code is None
     assert result.error in ("did not end within 1.5 s", "the connection was lost")
-    assert len(others) == 3
+    assert len(others) == 8
     assert all(others)
+    relayed.close()
+    assert not behind or transport.read_host_key()  # the gateway's own connection stays
 
 
 def test_a_dead_peer_is_noticed(
