@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,3 +61,10 @@ def test_a_disk_costs_its_price_per_month_in_a_month_of_any_length() -> None:
     [line] = cost.make_receipt([half], march)
     assert line.dollars == pytest.approx(7.3 * (1 + 0.5 / 31))
     assert cost.sum_between([disk], march, march + 9, march) == 0
+
+
+def test_a_stopped_cluster_costs_its_disks_and_a_gateway_that_runs() -> None:
+    gateway = charge(part="gateway")
+    assert cost.describe_stored([charge(), charge(part="disk")]) == "disks"
+    assert cost.describe_stored([charge(), replace(gateway, until=HOUR)]) == "disks"
+    assert cost.describe_stored([charge(part="disk"), gateway]) == "disks and NAT gateway"

@@ -31,6 +31,8 @@ def test_what_the_file_says() -> None:
     assert deadlines.render_file(1000.9, 8 * 3600) == "1000\n300\n"
     assert deadlines.render_file(1000.0, 600) == "1000\n60\n"
     assert deadlines.render_file(1100.0, clock=lambda: 1000.0) == "1100\n10\n"
+    assert format_time(1000.0) in "".join(deadlines.describe_deadline(1000.0))
+    assert deadlines.describe_deadline(None) == ()
 
 
 def test_the_one_that_is_armed_stays() -> None:

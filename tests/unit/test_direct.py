@@ -206,3 +206,18 @@ def said(*blocks: str) -> str:
 )
 def test_what_the_launcher_says_beyond_exit_codes(text: str, remarks: object) -> None:
     assert direct.drop_known_remarks(text) == (text.strip() if remarks is ... else remarks)
+
+
+def test_all_jobs_are_asked_for_in_their_folders(tmp_path: Path) -> None:
+    launcher = replace(cluster().launcher, root=f"{tmp_path}/it's me")
+    where = replace(cluster(), nodes=(launcher, *cluster().workers))
+    jobs = [replace(job(), id=7), replace(job(), id=8)]
+    (tmp_path / "it's me" / "jobs" / "7").mkdir(parents=True)
+    (tmp_path / "it's me" / "jobs" / "7" / "state").write_text("running 1 1\nended 3\n")
+    asked = Direct().status_commands(jobs, where)
+    assert list(asked.values()) == [(jobs[0],), (jobs[1],)]
+    said = [here(tmp_path, ("/bin/sh", "-c", command)) for command in asked]
+    assert said[0].splitlines()[:2] == ["running 1 1", "ended 3"]
+    assert said[1].startswith("absent ")
+    assert 0 < Direct.poll < Direct().limit_end(spec()) < Direct.start_limit
+    assert Direct().limit_end(spec(grace=60.0)) > 60.0

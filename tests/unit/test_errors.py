@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from clusterctl import errors
@@ -22,3 +25,29 @@ from clusterctl import errors
 )
 def test_a_reason_is_one_line(error: Exception, said: str) -> None:
     assert errors.describe_reason(error) == said
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "hint"),
+    [
+        (errno.ENOSPC, errors.ProviderError, "free some space there"),
+        (errno.EDQUOT, errors.ProviderError, "free some space there"),
+        (errno.EACCES, errors.UsageError, "choose another folder"),
+    ],
+)
+def test_what_cannot_be_written(number: int, kind: type, hint: str) -> None:
+    error = OSError(number, os.strerror(number), "a.txt")
+    made = errors.make_write_error("a.txt", error, "choose another folder")
+    assert (type(made), made.hint) == (kind, hint)
+    assert made.message == f"cannot write a.txt: {os.strerror(number)}"
+    assert str(errors.make_write_error("a.txt", OSError("odd"))) == "cannot write a.txt: odd"
+    assert errors.make_write_error("a.txt", OSError("odd")).hint == ""
+
+
+def test_a_failed_job_shows_its_traceback() -> None:
+    error = errors.JobError("job 3 failed", hint="look", job=3, rank=0, node="a", traceback="at 7")
+    assert str(error) == "job 3 failed\n\nat 7"
+    assert (error.job, error.rank, error.node, error.hint) == (3, 0, "a", "look")
+    bare = errors.JobError("job 3 failed")
+    assert (str(bare), bare.hint) == ("job 3 failed", "")
+    assert (bare.job, bare.rank, bare.node, bare.traceback) == (0, None, "", "")

@@ -241,3 +241,20 @@ def test_a_rank_whose_node_nobody_has_noted_may_fail() -> None:
     failure = verdict.judge(job(), facts).failure
     assert failure is not None
     assert (failure.rank, failure.node, failure.exit_code) == (9, "", 3)
+
+
+AWAY = "running 12 1\naway 25 worker-1\ndaemon 29 worker-1\ntold 29 0 1\ntold 29 1 1"
+
+
+def test_what_came_over_a_node_is_asked_of_the_verdict() -> None:
+    facts = "running 12 1\nnode 20 worker-1 spot\nnode 20 worker-2 restarted\naway 25 worker-1"
+    found = verdict.judge(job(), f"{facts}\nlauncher 30 1\nstarted 30 2\nended 31")
+    names = ("worker-1", "worker-2")
+    assert [verdict.is_reclaimed(found, name) for name in names] == [True, False]
+    assert [verdict.has_restarted(found, name) for name in names] == [False, True]
+    more = verdict.note_restart(found, names)
+    assert more.reason == f"worker-1 restarted while the job ran, {found.reason}"
+    assert verdict.note_restart(job(), names[:1]).reason == "worker-1 restarted while the job ran"
+    away = verdict.judge(job(), f"{AWAY}\nlauncher 30 1\nstarted 30 2\nended 31")
+    assert [verdict.is_cut_off(away, name) for name in names] == [True, False]
+    assert not verdict.is_cut_off(replace(away, state=JobState.CANCELLED), "worker-1")
