@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -23,14 +22,8 @@ from clusterctl.state.store import Store
 
 
 def describe_owner(owner: str, client: str) -> str:
-    """An owner in words; with who that is on which machine where several people may be that."""
-    who = f" ({client})" if client and _is_shared(owner) else ""
-    return f"{owner or 'an unknown owner'}{who}"
-
-
-def describe_me(mine: str) -> str:
-    """Us, in the same words."""
-    return describe_owner(mine, name_client()) if mine else "unknown"
+    """Who made a cluster, and on which machine: several people may be one owner."""
+    return f"{owner or 'an unknown owner'} ({client})" if client else owner or "an unknown owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +86,11 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class FoundClusters:
-    """`orphans`: clusters with our tag that nothing here knows of. `overdue`: those with a record
-    here whose deadline is over and whose instances have not ended. `mine`: who we are to whoever
+    """`orphans`: clusters with our tag that nothing here knows of. `mine`: who we are to whoever
     bills them."""
 
     regions: tuple[str, ...]
     orphans: tuple[Orphan, ...]
-    overdue: tuple[Orphan, ...]
     mine: str
     failed: tuple[ProviderError, ...] = ()
     """One for each region that could not be searched, and where it is not told which there are."""
@@ -110,19 +101,8 @@ def find_leftovers(store: Store, regions: Iterable[str] = ()) -> FoundClusters:
     being asked for."""
     regions, tagged, failed = _find_tagged(store, regions)
     known = _list_known(store)
-    now = time.time()
-    over = {item.id for item in store.list_clusters() if item.deadline and item.deadline < now}
-    return FoundClusters(
-        regions,
-        tuple(item for item in tagged if item.id not in known),
-        tuple(
-            item
-            for item in tagged
-            if item.id in over and any(resource.kind == "instance" for resource in item.resources)
-        ),
-        _find_owner(),
-        failed,
-    )
+    orphans = tuple(item for item in tagged if item.id not in known)
+    return FoundClusters(regions, orphans, _find_owner(), failed)
 
 
 def remove(store: Store, orphan: Orphan, report: Reporter) -> bool:
@@ -174,17 +154,16 @@ def _pick_own(found: list[Orphan]) -> list[Orphan]:
         return own
     theirs = found[0]
     raise UsageError(
-        f"cluster {theirs.id} belongs to {theirs.whose}, and you are {describe_me(mine)}",
+        f"cluster {theirs.id} belongs to {theirs.whose},"
+        f" and you are {describe_owner(mine, name_client())}",
         hint=f"to take it back anyway: `clusterctl gc --adopt {theirs.id}`",
     )
 
 
 def is_own(orphan: Orphan, mine: str) -> bool:
-    """Whether whoever made it is `mine`. People who share a role without names for its sessions are
-    told apart by their machines, and by their names there."""
-    if not mine or orphan.owner != mine:
-        return False
-    return not _is_shared(mine) or orphan.client == name_client()
+    """Whether it was made by `mine`, on this machine and by this user of it: people share roles and
+    log in to shared machines, and AWS knows them as one."""
+    return bool(mine) and (orphan.owner, orphan.client) == (mine, name_client())
 
 
 def _require_free(store: Store, name: str) -> None:
@@ -219,11 +198,6 @@ def _find_owner() -> str:
         return ""
 
 
-def _is_shared(owner: str) -> bool:
-    """Whether several people may be that owner."""
-    return _load_cloud().is_shared(owner)
-
-
 SEARCH_LIMIT = 45.0
 """Seconds that a region may take to answer: others are not kept waiting by one that hangs."""
 
@@ -238,32 +212,29 @@ def _await(answer: Future[T], limit: Deadline, region: str) -> T:
         raise ProviderError(why, transient=True) from None
 
 
-def _list_regions(
-    cloud: Cloud, on_record: Iterable[str]
-) -> tuple[tuple[str, ...], list[ProviderError]]:
-    """Where to search: all regions of the account, the usual one, and those of clusters on record.
-    With why it is not known which the account has: then it may have more."""
-    usual, why = cloud.find_usual_region(), list[ProviderError]()
-    enabled: tuple[str, ...] = ()
-    try:
-        asked = run_in_background(cloud.list_regions)
-        enabled = _await(asked, Deadline(SEARCH_LIMIT), usual)
-    except ProviderError as error:
-        why.append(error)
-    return tuple(dict.fromkeys((usual, *filter(None, on_record), *enabled))), why
-
-
 def _find_tagged(
     store: Store, wanted: Iterable[str]
 ) -> tuple[tuple[str, ...], list[Orphan], tuple[ProviderError, ...]]:
-    """The regions `wanted`, else all of the account and those of the clusters on record; every
-    cluster with our tag in them, known or not; and an error for each region that could not be
-    searched, and one where nobody tells which regions there are. Raises the first where that is
-    every region."""
-    cloud, regions, unknown = _load_cloud(), tuple(dict.fromkeys(wanted)), list[ProviderError]()
+    """The regions `wanted`, else all of the account, the usual one and those of the clusters on
+    record, as far as they could be searched; every cluster with our tag in them, known or not; and
+    an error for each of the others, and where nobody tells which regions there are. Raises the
+    first where no region could be searched."""
+    cloud, regions, errors = _load_cloud(), tuple(dict.fromkeys(wanted)), list[ProviderError]()
     if not regions:
-        on_record = [cluster.spec.cloud.region for cluster in store.list_clusters()]
-        regions, unknown = _list_regions(cloud, on_record)
+        usual, why = cloud.find_usual_region(), ""
+        enabled: tuple[str, ...] = ()
+        try:
+            enabled = _await(run_in_background(cloud.list_regions), Deadline(SEARCH_LIMIT), usual)
+        except ProviderError as error:
+            why = error.message
+        on_record = (cluster.spec.cloud.region for cluster in store.list_clusters())
+        regions = tuple(dict.fromkeys((usual, *filter(None, on_record), *enabled)))
+        if why:
+            told = (
+                f"only {', '.join(regions)} could be searched, as the others are not known: {why}"
+            )
+            hint = "try again, or name the others: --region eu-west-1 --region us-west-2 …"
+            errors.append(ProviderError(told, hint=hint))
     asked = {region: run_in_background(partial(cloud.find, region)) for region in regions}
     limit = Deadline(SEARCH_LIMIT)
     found: list[Orphan] = []
@@ -275,23 +246,13 @@ def _find_tagged(
                 groups.setdefault(resource.cluster, []).append(resource)
         except ProviderError as error:
             failed[region] = error
+            what = f"region {region} could not be searched: {error.message}"
+            errors.append(ProviderError(what, hint=error.hint))
         for id, mine in groups.items():
             called = next((resource.name for resource in mine if resource.name), "")
             found.append(Orphan(id, called, region, tuple(mine)))
     if failed and len(failed) == len(regions):
-        raise next(iter(failed.values()))
-    errors = [
-        ProviderError(
-            f"only {', '.join(regions)} could be searched, because the regions of the account are"
-            f" not known: {why.message}",
-            hint="try again, or name the others: --region eu-west-1 --region us-west-2 …",
-        )
-        for why in unknown
-    ]
-    errors += (
-        ProviderError(f"region {region} could not be searched: {error.message}", hint=error.hint)
-        for region, error in failed.items()
-    )
+        raise failed[regions[0]]
     return tuple(region for region in regions if region not in failed), found, tuple(errors)
 
 

@@ -14,6 +14,7 @@ from clusterctl.core.text import count, format_time
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.insight import cost
 from clusterctl.options.verbs import Extend, Gc, Start, Stop, Up
+from clusterctl.state.home import name_client
 from clusterctl.state.store import Store
 
 
@@ -78,11 +79,6 @@ def gc(given: Gc, console: Console) -> None:
     regions = search.regions
     where = ", ".join(regions) if len(regions) <= 4 else f"{len(regions)} regions"
     looked = f"searched {where}; --region searches other regions"
-    for item in search.overdue:
-        console.note(
-            f"cluster {item.text}: past its deadline, but its machines are still running;"
-            f" remove it with `clusterctl down {item.name or item.id}`"
-        )
     found = tuple(item for item in search.orphans if given.cluster in (None, item.name, item.id))
     if not found:
         console.note(f"no EC2 clusters without a local record ({looked})")
@@ -94,9 +90,9 @@ def gc(given: Gc, console: Console) -> None:
     for item in [] if given.dry_run else found:
         own = actions_gc.is_own(item, search.mine)
         if given.yes and not own and given.cluster != item.id:
+            me = actions_gc.describe_owner(search.mine, name_client())
             console.note(
-                f"cluster {item.id} belongs to {item.whose}, and you are"
-                f" {actions_gc.describe_me(search.mine)}: to remove it, run"
+                f"cluster {item.id} belongs to {item.whose}, and you are {me}: to remove it, run"
                 f" `clusterctl gc --yes -c {item.id}`"
             )
             continue
@@ -118,7 +114,6 @@ def gc(given: Gc, console: Console) -> None:
             for item in found
         ],
         removed=removed,
-        overdue=[item.id for item in search.overdue],
         regions=regions,
         failed=[error.message for error in failed],
     )

@@ -287,10 +287,6 @@ class Cloud(Provider):
         """Who we are there, as in `Resource.owner`. Raises ProviderError."""
         raise NotImplementedError
 
-    def is_shared(self, owner: str) -> bool:
-        """Whether several people may be that owner, such as all who log in to a machine."""
-        raise NotImplementedError
-
     def find(self, region: str) -> tuple[Resource, ...]:
         """Everything in a region that carries our tag."""
         raise NotImplementedError

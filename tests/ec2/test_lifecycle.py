@@ -193,7 +193,9 @@ def test_a_changed_host_key_is_refused(world: World, subnet: str, file_system: s
 
 def launch_for(world: World, like: dict[str, Any], cluster: str, owner: str = "") -> str:
     """Launches an instance with our tag, where `like` is. Returns its id."""
-    tags = {"clusterctl:cluster": cluster} | ({"clusterctl:owner": owner} if owner else {})
+    tags = {"clusterctl:cluster": cluster} | (
+        {"clusterctl:owner": owner, "clusterctl:client": name_client()} if owner else {}
+    )
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     made = world.ec2.client("ec2").run_instances(
         ImageId=like["ImageId"],

@@ -196,7 +196,6 @@ class Planned(Cloud):
     find_usual_region = Ec2Provider.find_usual_region
     find_ids = Ec2Provider.find_ids
     find_owner = Ec2Provider.find_owner
-    is_shared = Ec2Provider.is_shared
     _connect = property(lambda self: silent)
     check_pausing = Ec2Provider.check_pausing
     stop = Ec2Provider.stop

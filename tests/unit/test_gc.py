@@ -42,7 +42,7 @@ class Account(Ec2Provider):
         super().__init__(self._in)
         self.id, self.name = cluster().id, "lab"
         self.me = self.whose = "user/ana"
-        self.client = "laptop"
+        self.client = name_client()
         self.hangs = ""
         self.meanwhile: Callable[[str], None] = lambda region: None
         self.stuck = ""
@@ -210,18 +210,6 @@ def test_one_cluster_that_cannot_be_removed_is_not_the_end(account: Account, cal
     assert "1 instance (i-1) is still there" in said.err
 
 
-@pytest.mark.parametrize(("ago", "warned"), [(DAY, True), (-DAY, False)])
-def test_a_cluster_that_outlives_its_deadline_is_not_passed_over(
-    ago: float, warned: bool, account: Account, call: Call
-) -> None:
-    """It has a record, so that it is no orphan, and its machines should have ended themselves."""
-    open_store().save(cluster(deadline=time.time() - ago))
-    said = call("gc", "--yes")
-    text = "in us-east-1: 1 instance (i-1): past its deadline, but its machines are still running"
-    assert (text in said.err) is warned
-    assert account.removed == []
-
-
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_dry_run_takes_nothing_back(more: list[str], account: Account, call: Call) -> None:
     said = call("gc", "--adopt", "lab", "--dry-run", *more)
@@ -244,7 +232,7 @@ def test_all_regions_of_the_account_are_searched(account: Account, call: Call) -
     whole = {**found[0], "left": []}
     assert whole == {
         **{"id": cluster().id, "name": "lab", "region": "us-east-1", "left": []},
-        **{"owner": "user/ana", "client": "laptop", "deadline": NOW, "made": NOW - DAY},
+        **{"owner": "user/ana", "client": name_client(), "deadline": NOW, "made": NOW - DAY},
         **{"hourly": 0.5, "every_price_known": True},
     }
     assert "searched 5 regions" in call("gc", "--dry-run").err
@@ -307,7 +295,10 @@ def test_without_being_asked_only_ones_own_clusters_go(
     account.whose = whose
     said = call("gc", "--yes")
     assert (said.code, account.removed) == (0, [])
-    assert f"belongs to {whose or 'an unknown owner'}, and you are user/ana" in said.err
+    assert (
+        f"belongs to {whose or 'an unknown owner'} ({name_client()}), and you are user/ana ("
+        in said.err
+    )
     # A name may be that of several clusters: who wants this one gives its id.
     call("gc", "--yes", "-c", "lab")
     assert account.removed == []
@@ -320,32 +311,23 @@ def test_nobody_takes_over_a_cluster_of_others_by_its_name(account: Account, cal
     account.whose = "user/bob"
     said = call("gc", "--adopt", "lab")
     assert said.code == 2
-    assert f"cluster {cluster().id} belongs to user/bob, and you are user/ana" in said.err
+    assert (
+        f"cluster {cluster().id} belongs to user/bob ({name_client()}), and you are user/ana ("
+        in said.err
+    )
     assert f"clusterctl gc --adopt {cluster().id}" in said.err
     assert (account.adopted, open_store().list_names()) == ([], ())
     assert call("gc", "--adopt", cluster().id).code == 0
 
 
-@pytest.mark.parametrize(
-    "role",
-    [
-        "root",
-        "assumed-role/Train",
-        "assumed-role/Bastion/i-0123456789abcdef0",
-        "assumed-role/Task/0123456789abcdef0123456789abcdef",
-        "assumed-role/Notebook/SageMaker",
-    ],
-)
-@pytest.mark.parametrize("theirs", ["bob", ""], ids=["bob", "an earlier version"])
-def test_people_who_share_a_role_are_told_apart_by_their_machines_and_names_there(
-    role: str, theirs: str, account: Account, call: Call
+@pytest.mark.parametrize("theirs", ["bob@", ""], ids=["bob", "an earlier version"])
+def test_people_who_are_one_to_aws_are_told_apart_by_their_machines_and_names_there(
+    theirs: str, account: Account, call: Call
 ) -> None:
-    """AWS knows them as one: by a session without a name, or with that of a machine that several
-    people log in to."""
+    """By a session without a name, say, or with that of a machine that several log in to."""
     me = name_client()
-    machine = me.rpartition("@")[2]
-    account.whose = account.me = role
-    account.client = f"{theirs}@{machine}" if theirs else machine
+    account.whose = account.me = role = "assumed-role/Bastion/i-0123456789abcdef0"
+    account.client = theirs + me.rpartition("@")[2]
     said = call("gc", "--yes")
     refused = f"belongs to {role} ({account.client}), and you are {role} ({me})"
     assert refused in said.err
@@ -367,11 +349,3 @@ def test_the_longest_id_names_a_cluster(account: Account, call: Call) -> None:
     assert call("gc", "--yes", "-c", account.id).code == 0
     assert account.removed == [(account.id, "us-east-1")]
     assert call("gc", "--adopt", "../lab").code == 2
-
-
-@pytest.mark.parametrize("me", ["user/ana", "assumed-role/AWSReservedSSO_Train_0a1b/ana"])
-def test_a_person_s_clusters_are_hers_on_any_machine(me: str, account: Account, call: Call) -> None:
-    """Those of a lost laptop, too."""
-    account.whose = account.me = me
-    call("gc", "--yes")
-    assert account.removed == [(cluster().id, "us-east-1")]

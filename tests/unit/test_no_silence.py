@@ -43,10 +43,7 @@ class Hanging(Ec2Provider):
         return ""
 
 
-LINES = (
-    "up lab --yes|up lab --dry-run|start --yes|gc --yes|status|status --live|list --all|cost"
-    "|allow 192.0.2.1|extend --ttl 4h --yes|stop --yes|down --yes|gc --adopt other"
-)
+LINES = "|allow 192.0.2.1|extend --ttl 4h --yes|stop --yes|down --yes|gc --adopt other"
 
 
 @pytest.mark.parametrize("line", LINES.split("|"))

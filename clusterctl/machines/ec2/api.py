@@ -296,17 +296,6 @@ def read_deadline(tag: str) -> float | None:
         return None
 
 
-_OF_MACHINES = r"i-[0-9a-f]+|[0-9a-f]{32}|SageMaker|GitHubActions|(AWSCodeBuild|eks)-.*"
-"""Names that AWS and its tools give to the session of a machine, a container or a service."""
-_SHARED_OWNER = re.compile(rf"root|assumed-role/[^/]*(/({_OF_MACHINES}))?")
-
-
-def is_shared(owner: str) -> bool:
-    """Whether the tag of an owner may mean several people: those without a name for their session,
-    and all who log in to a machine with a role."""
-    return bool(_SHARED_OWNER.fullmatch(owner))
-
-
 # -------------------------------------------------------------------------------------------------
 # How we ask AWS, beside Terraform: boto3, with time limits and with errors that say what to do.
 # boto3 comes with the first question.

@@ -22,7 +22,6 @@ from clusterctl.core.progress import NodePhases
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.machines import charges
 from clusterctl.machines import ledger as machines_ledger
-from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import create as ec2_create
 from clusterctl.machines.ec2 import deadline as ec2_deadline
 from clusterctl.machines.ec2 import ledger, network, preflight, tunnels
@@ -226,9 +225,6 @@ class Ec2Provider(Cloud):
         api = self._connect(choose_region())
         api.find_account()
         return api.owner
-
-    def is_shared(self, owner: str) -> bool:
-        return ec2_api.is_shared(owner)
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         ec2_deadline.label(cluster, folder, deadline, self._open_api(cluster, folder))
