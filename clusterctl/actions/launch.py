@@ -9,13 +9,12 @@ from pathlib import Path
 from clusterctl.actions import data
 from clusterctl.actions.common import connect_or_report, open_pool
 from clusterctl.actions.costs import describe_rate
-from clusterctl.actions.jobs import fetch_from
+from clusterctl.actions.jobs import fetch_from, refresh_records
 from clusterctl.actions.launch_mark import find_folder
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.jobs import control
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
@@ -64,7 +63,9 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
         report(f"cluster {name} ended at its deadline, {format_time(cluster.deadline)}{what}")
         return True
     with open_pool(store, cluster) as pool:
-        if not _have_ended(store, jobs, cluster, pool):
+        going = [job for job in jobs if not job.state.ended]
+        fresh = refresh_records(store, going, cluster, pool) if going else {}
+        if not all(job.state.ended for job in fresh.values()):
             return False
         wanted = [job for job in store.list_cluster_jobs(cluster) if not job.fetched]
         report(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
@@ -75,15 +76,6 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
         if data.was_usable(store, cluster):
             data.bring(cluster, pool, away, base, report)
     return True
-
-
-def _have_ended(store: Store, jobs: list[Job], cluster: Cluster, pool: Pool) -> bool:
-    going = [job for job in jobs if not job.state.ended]
-    fresh = control.refresh_all(going, cluster, pool) if going else ()
-    for job, now in zip(going, fresh, strict=True):
-        if now != job:
-            store.save_job(now)
-    return all(job.state.ended for job in fresh)
 
 
 def _bring(

@@ -74,11 +74,14 @@ def find_earlier_files(
     if cluster is not None and cluster.id == target.id:
         cluster = target  # as far as it is there
     if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
-        return _use_fetched(store, old, report)
+        ran = tuple(place.node for place in old.placement)
+        names = records.list_nodes(store.home, old) or ran
+        why = f"its cluster {old.cluster!r} is gone, and none of its files were fetched"
+        return _complete(store, EarlierFiles(old, nodes=names), {*names, *ran}, why, report)
     same = cluster.id == target.id
     with open_pool(store, cluster) as pool:
         locate = load_system(cluster.system).locate
-        first, *others = names = locate(old, cluster)
+        first, *_ = names = locate(old, cluster)
         same = same and locate(next_job, target)[0] == first
         away = {} if same else connect_or_report(pool, list_nodes(old, cluster), report)
         asks = cluster.launcher.name not in away
@@ -103,29 +106,34 @@ def find_earlier_files(
                 theirs = () if brought else [name for name in there if name in places]
                 _report_missing(old, found, names, there, theirs, stale, report)
                 return EarlierFiles(old, cluster, in_place=True)
-    copied = {output.node for output in copies}
-    known = _find_here(store, old, [n for n in names if n not in {*there, *copied}], report)
-    here = {name: files for name, files in known.items() if name not in copied}
-    lost = [name for name in names if name not in {*there, *here, *copied}]
-    if first in lost:
-        raise _refuse(old, f"{first}, where its rank 0 ran, has none of its files")
-    for name in others:
-        if name in lost:
-            report(f"{name}: the files of job {old.id} there are lost and will not be carried over")
-    return EarlierFiles(old, cluster, False, tuple(names), there, here, copies)
+    source = EarlierFiles(old, cluster, nodes=tuple(names), there=there, copies=copies)
+    why = f"{first}, where its rank 0 ran, has none of its files"
+    return _complete(store, source, names, why, report)
 
 
-def _use_fetched(store: Store, old: Job, report: Reporter) -> EarlierFiles:
-    ran = tuple(place.node for place in old.placement)
-    names = records.list_nodes(store.home, old) or ran
-    here = _find_here(store, old, {*names, *ran}, report)
-    if not names or names[0] not in here:
-        raise _refuse(
-            old, f"its cluster {old.cluster!r} is gone, and none of its files were fetched"
+def _complete(
+    store: Store, source: EarlierFiles, ran: Collection[str], why: str, report: Reporter
+) -> EarlierFiles:
+    """With what this machine has of the nodes where it `ran` and no file is. NothingSaved, and
+    `why`, where rank 0's are nowhere."""
+    old, names, copied = source.old, source.nodes, {output.node for output in source.copies}
+    gone = {name for name in ran if name not in {*source.there, *copied}}
+    here = _find_here(store, old, gone, report)
+    lost = [name for name in names if name not in {*source.there, *here, *copied}]
+    if not names or names[0] in lost:
+        raise NothingSaved(
+            f"job {old.id} cannot be resumed: {why}",
+            hint=f"`clusterctl rerun {old.id}` starts from the beginning",
         )
-    if lost := [name for name in names if name not in here]:
-        report(f"{', '.join(lost)}: nothing was fetched from there")
-    return EarlierFiles(old, None, False, names, (), here)
+    if lost:
+        report(_describe_lost(old, lost))
+    return replace(source, here={name: f for name, f in here.items() if name not in copied})
+
+
+def _describe_lost(old: Job, names: Sequence[str]) -> str:
+    return (
+        f"{', '.join(names)}: the files of job {old.id} there are lost and will not be carried over"
+    )
 
 
 def _require_ended(old: Job) -> Job:
@@ -135,13 +143,6 @@ def _require_ended(old: Job) -> Job:
             hint=f"wait for it, or `clusterctl cancel {old.id}` first",
         )
     return old
-
-
-def _refuse(old: Job, why: str) -> NothingSaved:
-    return NothingSaved(
-        f"job {old.id} cannot be resumed: {why}",
-        hint=f"`clusterctl rerun {old.id}` starts from the beginning",
-    )
 
 
 def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) -> dict[str, Files]:
@@ -229,10 +230,7 @@ def _report_missing(
     the nodes whose ranks have nothing but the files there."""
     first = names[0]
     if gone := [name for name in names if name not in there]:
-        report(
-            f"{', '.join(gone)}: the files of job {old.id} there are lost and will not be"
-            " carried over"
-        )
+        report(_describe_lost(old, gone))
     wrote = {output.node for output in found}
     without = [name for name in theirs if name not in wrote]
     if first in wrote and without:

@@ -65,13 +65,13 @@ def confirm_removal(
         _ask(old, names, consent)
         return
     from clusterctl.actions import outputs  # most plans remove nothing
-    from clusterctl.jobs import control
+    from clusterctl.actions.jobs import refresh_records
 
     used = [name for name in names if any(name == p.node for job in jobs for p in job.placement)]
     with open_pool(store, old) as pool:
         open_jobs = [job for job in jobs if not job.state.ended]
-        for job in control.refresh_all(open_jobs, old, pool) if open_jobs else ():
-            store.save_job(job)
+        fresh = refresh_records(store, open_jobs, old, pool) if open_jobs else {}
+        for job in fresh.values():
             if not job.state.ended:
                 hit = sorted({place.node for place in job.placement} & set(names))
                 raise UsageError(
@@ -84,7 +84,7 @@ def confirm_removal(
         here = old.drop_nodes(away)
         going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
         look = Deadline(outputs.LOOK_LIMIT)
-        jobs = [store.read_job(job.id) for job in jobs]
+        jobs = [fresh.get(job.id, job) for job in jobs]
         for line in outputs.describe_loss(*outputs.find_unfetched(jobs, going, pool, look)):
             report(line)
         _ask(old, names, consent)
