@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -242,22 +242,18 @@ def _add_stacks(
             more |= {p.pid: rank for p in rank.others[: max(0, HELPERS - len(more))]}
     if deadline.left < SHORTEST:
         return doctor_findings.note_missed(found, "stacks", by_node)
-    scripts = {
-        name: assets.render(
-            "insight/stacks.sh.j2",
-            **_describe_spy(found, cluster, name),
-            pids=list(ranks),
-            helpers=list(helpers[name]),
-            stopped=[pid for pid, rank in ranks.items() if rank.stopped],
-            limit=max(1, min(DUMP, int(deadline.left / 2) - 1)),
-        )
+    report(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
+    values = {
+        name: {
+            "pids": list(ranks),
+            "helpers": list(helpers[name]),
+            "stopped": [pid for pid, rank in ranks.items() if rank.stopped],
+            "limit": max(1, min(DUMP, int(deadline.left / 2) - 1)),
+        }
         for name, ranks in by_node.items()
     }
-    spies, why = _bring_spy(found, cluster, list(by_node))
-    report(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
-    late = []
-    for result in pool.run(scripts, stdin=spies, timeout=deadline.left):
-        late += [result.node] * bool(result.error)
+    results, why = _run_spy(found, cluster, pool, deadline, "insight/stacks.sh.j2", values)
+    for result in results:
         dumps = node_views.read_dumps(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         scope = found.nodes[result.node].ptrace_scope
@@ -269,26 +265,30 @@ def _add_stacks(
         for pid, rank in helpers[result.node].items():
             if stack := core_stacks.parse_stacks(dumps.get(pid, Dump()).stack, work):
                 rank.helpers = {**rank.helpers, f"its process {pid}": stack}
-    return doctor_findings.note_missed(found, "stacks", late)
+    return doctor_findings.note_missed(found, "stacks", [r.node for r in results if r.error])
 
 
-def _describe_spy(found: Evidence, cluster: Cluster, name: str) -> dict[str, str]:
-    """How py-spy is called on a node, for its templates."""
-    view = found.nodes[name]
-    sudo = "sudo -n" if view.user and view.ptrace_scope else ""
-    return {"node": name, "root": cluster.node(name).root, "spy": view.spy, "sudo": sudo}
-
-
-def _bring_spy(
-    found: Evidence, cluster: Cluster, names: Sequence[str]
-) -> tuple[Mapping[str, bytes], str]:
-    """What each of these nodes is given of py-spy: nothing where it has its own; and why there is
-    nothing to give."""
-    without = [name for name in names if not found.nodes[name].spy]
-    if not without:
-        return {}, ""
-    why = submit.explain_missing({cluster.node(name).facts.arch for name in names})
-    return dict.fromkeys(without, b"" if why else submit.compress()), why
+def _run_spy(
+    found: Evidence,
+    cluster: Cluster,
+    pool: Pool,
+    deadline: Deadline,
+    template: str,
+    values: Mapping[str, Mapping[str, object]],
+) -> tuple[tuple[NodeResult, ...], str]:
+    """What a script with py-spy prints on these nodes, with the values of each. Nodes without one
+    are given it; and why there is none to give."""
+    without = [name for name in values if not found.nodes[name].spy]
+    why = submit.explain_missing({cluster.node(n).facts.arch for n in values}) if without else ""
+    spies = dict.fromkeys(without, submit.compress() if without and not why else b"")
+    scripts = {}
+    for name, more in values.items():
+        view, root = found.nodes[name], cluster.node(name).root
+        sudo = "sudo -n" if view.user and view.ptrace_scope else ""
+        scripts[name] = assets.render(
+            template, node=name, root=root, spy=view.spy, sudo=sudo, **more
+        )
+    return pool.run(scripts, stdin=spies, timeout=deadline.left), why
 
 
 def _watch(
@@ -308,22 +308,18 @@ def _watch(
         return found
     if seconds < 1:
         return doctor_findings.note_missed(found, "watch", by_node)
-    spies, _ = _bring_spy(found, cluster, list(by_node))
     report(f"watching for {seconds} s whether the waiting ranks make progress")
-    scripts = {
-        name: assets.render(
-            "insight/moves.sh.j2",
-            **_describe_spy(found, cluster, name),
-            ranks=[(pid, watched[rank.number]) for pid, rank in ranks.items()],
-            native="polls" in watched.values(),  # MPI's calls are C
-            seconds=seconds,
-            limit=max(1, int(deadline.left / 4)),
-        )
+    values = {
+        name: {
+            "ranks": [(pid, watched[rank.number]) for pid, rank in ranks.items()],
+            "native": "polls" in watched.values(),  # MPI's calls are C
+            "seconds": seconds,
+            "limit": max(1, int(deadline.left / 4)),
+        }
         for name, ranks in by_node.items()
     }
-    silent = []
-    for result in pool.run(scripts, stdin=spies, timeout=deadline.left):
-        silent += [result.node] * bool(result.error)
+    results, _ = _run_spy(found, cluster, pool, deadline, "insight/moves.sh.j2", values)
+    for result in results:
         moves = node_views.read_moves(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         for pid, rank in by_node[result.node].items():
@@ -331,6 +327,7 @@ def _watch(
             seen = [core_stacks.parse_stacks(text, work) for text in found_moves.looks]
             kind, later = watched[rank.number], [item for item in seen if item]
             node_views.compare_looks(rank, kind, found_moves.moved, later)
+    silent = [result.node for result in results if result.error]
     return doctor_findings.note_missed(replace(found, watched=seconds), "watch", silent)
 
 
