@@ -13,7 +13,6 @@ from typing import Any
 
 from clusterctl.core.job import ProgramKind
 from clusterctl.core.model import Accelerator
-from clusterctl.core.text import read_toml
 from clusterctl.launch import launcher
 from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, node, program, request, spec
@@ -24,12 +23,6 @@ BASE = "ec2-openmpi-5"
 
 Case = dict[str, Any]
 Plan = dict[str, Any]
-
-
-def read_rows(file: str, table: str) -> list[dict[str, Any]]:
-    """The cases in a table of tests/cases/FILE.toml."""
-    found: list[dict[str, Any]] = read_toml(FOLDER.parent / f"{file}.toml")[table]
-    return found
 
 
 def read(name: str) -> Case:

@@ -22,6 +22,7 @@ from tests.unit.calling import Call
 from tests.unit.deaf import deaf_port
 from tests.unit.making import cluster, node
 from tests.unit.provided import provide
+from tests.unit.tables import rows
 
 SILENT = NodeUnreachable(
     "worker-1: no answer within 20 s: address, route, firewall", transient=True
@@ -174,16 +175,7 @@ def test_extend_says_so(firewall: Firewalled, call: Call) -> None:
     assert "`clusterctl allow -c lab`" in said.err
 
 
-@pytest.mark.parametrize(
-    ("allowed", "shut"),
-    [
-        ("203.0.113.9/32", False),
-        ("198.51.100.0/24,203.0.113.0/24", False),
-        ("0.0.0.0/0", False),
-        ("203.0.113.7/32", True),
-        ("", True),
-    ],
-)
+@rows("allowed, shut", "allow.the_address_of_now_is_compared_with_the_rule")
 def test_the_address_of_now_is_compared_with_the_rule(allowed: str, shut: bool) -> None:
     said = network.explain_shut_out(allowed, lambda: "203.0.113.9")
     assert ("203.0.113.9" in said) is bool(said) is shut

@@ -16,6 +16,7 @@ from clusterctl.batch import verdict
 from clusterctl.core import assets
 from clusterctl.core.job import JobState
 from tests.unit.making import job
+from tests.unit.tables import rows
 
 C10D = "_backend = _default_pg_init_method = None\n"
 JOIN = "from torch.distributed import distributed_c10d as c; c._backend = 'gloo'"
@@ -106,16 +107,7 @@ def test_a_start_file_of_the_persons_own_runs_too(folder: Path) -> None:
 ENDED = "running 1 1\nlauncher 5 0\nstarted 5 2\nexit 4 0 0 1\nexit 4 1 0 1\n"
 
 
-@pytest.mark.parametrize(
-    ("lines", "alone"),
-    [
-        ("alone 5 0 11\nalone 5 1 11\n", True),
-        ("alone 5 0 11\nalone 5 1 12\n", False),
-        ("alone 5 0 11\n", False),
-        ("", False),
-    ],
-    ids=["all", "other arguments", "one", "none"],
-)
+@rows("lines, alone", "alone.ranks_have_never_met_if_all_were_alone")
 def test_ranks_have_never_met_if_all_were_alone(lines: str, alone: bool) -> None:
     one = replace(job(), state=JobState.RUNNING)
     ended = verdict.judge(one, f"{ENDED}{lines}ended 5\n")

@@ -28,6 +28,7 @@ from clusterctl.project import tree as project_tree
 from tests.unit import making
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
+from tests.unit.tables import rows
 from tests.unit.test_up import Regions
 
 
@@ -141,15 +142,7 @@ def test_a_rank_that_exits_with_code_0_returns_nothing(answer: Answer) -> None:
     assert pickle.loads(found["data"]) is None
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("def f(): raise KeyError('x')", "KeyError: 'x'"),
-        ("import sys\ndef f(): sys.exit(3)", "SystemExit: 3"),
-        ("import threading\ndef f(): return threading.Lock()", "TypeError: cannot pickle"),
-        ("def f(): return bytes(2000)", "at most 1,000 can be returned"),
-    ],
-)
+@rows("code, said", "api.what_a_rank_raises_comes_back")
 def test_what_a_rank_raises_comes_back(code: str, said: str, answer: Answer) -> None:
     found = answer(local(code), most=1000)
     assert (found["ok"], found["code"]) == (False, 1)
@@ -240,17 +233,7 @@ def test_a_cluster_that_is_not_there() -> None:
         Cluster.attach()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"worker": 2}, "unknown option worker"),
-        ({"workers": 0}, "workers 0: must be at least 1"),
-        ({"ttl": "8"}, "ttl '8' has no unit"),
-        ({"provider": "ec2", "vpc": ""}, "vpc '' is empty"),
-        ({"dry_run": True}, "unknown option dry_run"),
-        ({"provider": "local", "spot": True}, "--spot works only"),
-    ],
-)
+@rows("options, said", "api.options_are_checked_as_on_the_command_line")
 def test_options_are_checked_as_on_the_command_line(options: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Cluster.up(**options)

@@ -19,6 +19,7 @@ import pytest
 
 from clusterctl.machines.providers import PROVIDERS
 from clusterctl.options.batch import BATCH_SYSTEMS
+from tests.unit.tables import rows
 
 # --------------------------------------------------------------------------------------- the rules
 # A unit is a package or module directly in clusterctl/. A row: what it may import besides itself.
@@ -294,24 +295,7 @@ def test_no_provider_is_asked_for_by_name() -> None:
     assert provider_names(PACKAGE) == []
 
 
-@pytest.mark.parametrize(
-    ("test", "found"),
-    [
-        ("cluster.spec.provider == 'local'", True),
-        ("'local' != provider", True),
-        ("spec.provider not in ('hosts', 'slurm')", True),
-        ("cluster.spec.provider in providers.ATTACHED", True),
-        ("kind == 'ec2'", True),
-        ("plan.mode in ('docker', 'local')", True),
-        ("{'ec2': 1}[spec.provider]", True),
-        ("{'ec2': 1}.get(provider)", True),
-        ("spec.provider.startswith('ec')", True),
-        ("loaded[spec.provider]", False),
-        ("'local' in address", False),
-        ("old.spec.provider != provider", False),
-        ("cluster.attached", False),
-    ],
-)
+@rows("test, found", "architecture.a_provider_asked_for_by_name_is_seen")
 def test_a_provider_asked_for_by_name_is_seen(test: str, found: bool, tmp_path: Path) -> None:
     package = tmp_path / "clusterctl"
     for unit in ("actions", "machines"):
@@ -450,24 +434,7 @@ def test_clusterctl_imports_no_workload() -> None:
     assert [use.where for use in uses(PACKAGE) if use.target.split(".")[0] in workloads] == []
 
 
-@pytest.mark.parametrize(
-    ("file", "source", "complaint"),
-    [
-        ("core/model.py", "import clusterctl.state", "core may not import state"),
-        ("errors.py", "import typer", "errors may not use typer"),
-        ("launch/mpirun.py", "from ..machines import local", "launch may not import machines"),
-        ("launch/mpirun.py", "from clusterctl.state import store", "launch may not import state"),
-        ("state/store.py", "def f():\n    import torch", "state may not use torch"),
-        ("jobs/follow.py", "def f():\n    from clusterctl.actions import up", "import actions"),
-        ("jobs/follow.py", "if TYPE_CHECKING:\n    import clusterctl.cli", "import cli"),
-        ("jobs/follow.py", "from os import execvp", "only process may use os.execvp"),
-        ("jobs/follow.py", "import os as o\no.fork()", "only process may use os.fork"),
-        ("jobs/follow.py", "import subprocess", "only process may use subprocess"),
-        ("machines/local.py", "T = {'x': 'clusterctl.jobs'}", "machines may not import jobs"),
-        ("cli/main.py", "T = {'up': 'clusterctl.launch:run'}", "cli may not import launch"),
-        ("attic.py", "", "attic: no row"),
-    ],
-)
+@rows("file, source, complaint", "architecture.a_broken_rule_is_seen")
 def test_a_broken_rule_is_seen(tmp_path: Path, file: str, source: str, complaint: str) -> None:
     package = tmp_path / "clusterctl"
     for unit in (

@@ -11,6 +11,7 @@ from clusterctl.core.model import Phase
 from clusterctl.core.text import read_toml
 from tests.unit.calling import Call, judge, state
 from tests.unit.making import cluster
+from tests.unit.tables import rows
 
 Row = tuple[str, int, str, str]
 ROWS: dict[str, list[Row]] = read_toml(Path(__file__).with_name("bad_input.toml"))
@@ -32,22 +33,7 @@ def test_bad_input_with_a_cluster(row: Row, call: Call) -> None:
     assert open_store().read_cluster("lab") == cluster()
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("status|--json", 7),
-        ("run|--json", 2),
-        ("up|--json|--workers|0", 2),
-        ("up|--json|Upper", 2),
-        ("ssh|--json|worker-1", 7),
-        ("logs|--json|99", 7),
-        # found by the parser, before a verb has begun
-        ("logs|first|--json", 2),
-        ("up|--workers|two|--json", 2),
-        ("status|--json|--frobnicate", 2),
-        ("cp|a|--json", 2),
-    ],
-)
+@rows("line, code", "bad_input.errors_are_json_too")
 def test_errors_are_json_too(line: str, code: int, call: Call) -> None:
     said = call(*line.split("|"))
     assert said.code == code

@@ -20,6 +20,7 @@ from clusterctl.launch import launcher
 from clusterctl.machines.providers import load_site
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, program, request, spec
+from tests.unit.tables import rows
 
 
 def site(system: str) -> Cluster:
@@ -121,20 +122,7 @@ def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, second
     assert f"later {3600 - seconds} " in _script(slow)
 
 
-@pytest.mark.parametrize(
-    ("changes", "grace", "notice"),
-    [
-        ({}, 5, "45"),
-        ({"grace": 9.5}, 9.5, "10"),
-        ({"grace": 5.0}, 5, "5"),
-        ({"native": {"signal": "USR1@300"}, "grace": 5.0}, 5, "5"),
-        ({"native": {"signal": "USR1@300"}}, 300, "300"),
-        ({"native": {"signal": "B:TERM@120"}}, 120, "120"),
-        ({"native": {"signal": "USR1@300"}, "grace": 20.0}, 20, "20"),
-        ({"native": {"signal": "HUP@300"}, "pass_signal": True}, 5, "45"),
-        ({"native": {"signal": "TERM@300"}, "pass_signal": True}, 300, "300"),
-    ],
-)
+@rows("changes, grace, notice", "batch.a_notice_is_time_to_save")
 def test_a_notice_is_time_to_save(changes: dict[str, Any], grace: float, notice: str) -> None:
     made = batch_job("slurm", **changes)
     assert made.spec.save_time == grace
@@ -142,17 +130,7 @@ def test_a_notice_is_time_to_save(changes: dict[str, Any], grace: float, notice:
     assert launcher.plan_launch("batch", wanted).env["CLUSTERCTL_GRACE"] == notice
 
 
-@pytest.mark.parametrize(
-    ("signal", "directive"),
-    [
-        ("USR1@70", "--signal=B:USR1@70"),
-        ("B:USR1@70", "--signal=B:USR1@70"),
-        ("SIGUSR1@70", "--signal=B:USR1@70"),
-        ("10@70", "--signal=B:USR1@70"),
-        ("USR1", "--signal=B:USR1@60"),
-        ("B:TERM@70", "--signal=B:USR1@70"),
-    ],
-)
+@rows("signal, directive", "batch.a_warning_reaches_the_script_which_alone_can_requeue")
 def test_a_warning_reaches_the_script_which_alone_can_requeue(signal: str, directive: str) -> None:
     """Without `B:` Slurm signals the ranks and not the batch script."""
     made = batch_job("slurm", native={"signal": signal, "requeue": ""})
@@ -166,15 +144,7 @@ def test_ranks_and_gpus_of_a_job_are_dealt_out_together() -> None:
     assert "--gpus=t4:4" not in lines
 
 
-@pytest.mark.parametrize(
-    ("venv", "here", "python"),
-    [
-        (".venv", True, "{here}/.venv/bin/python"),
-        (".venv", False, "/home/me/.venv/bin/python"),
-        ("~/venv/", False, "/home/me/venv/bin/python"),
-        ("/opt/venv", False, "/opt/venv/bin/python"),
-    ],
-)
+@rows("venv, here, python", "batch.a_venv_has_one_path_wherever_ranks_start")
 def test_a_venv_has_one_path_wherever_ranks_start(
     venv: str, here: bool, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,28 +165,7 @@ def _script(made: Job) -> str:
     return load_system(made.scheduler).script(made, where, plan)["job.sh"]
 
 
-@pytest.mark.parametrize(
-    ("system", "native", "word"),
-    [
-        ("slurm", {"partition": "a\n#SBATCH --uid=0"}, "--partition"),
-        ("slurm", {"account": "$(id)"}, "--account"),
-        ("slurm", {"pe": "mpi 4"}, "-pe works only with Grid Engine"),
-        ("slurm", {"l": "a=1"}, "-l works only with Grid Engine"),
-        ("slurm", {"time": "banana"}, "--time 'banana'"),
-        ("slurm", {"time": "1:2:3:4"}, "--time '1:2:3:4'"),
-        ("slurm", {"signal": "INT@60"}, "--signal INT@60"),
-        ("slurm", {"signal": "USR1@soon"}, "--signal USR1@soon"),
-        ("slurm", {"signal": "BREW@60"}, "--signal BREW@60"),
-        ("sge", {"l": "h_vmem"}, "-l h_vmem: it has no value"),
-        ("sge", {"l": "gpu=1,h_vmem="}, "-l h_vmem=: it has no value"),
-        ("direct", {"pe": "mpi 4"}, "-pe works only with Grid Engine"),
-        ("sge", {"partition": "main"}, "--partition"),
-        ("sge", {"l": "a=1 -q other"}, "-l"),
-        ("sge", {"time": "30"}, "HOURS:MINUTES:SECONDS"),
-        ("sge", {"mail-type": "SOMETIMES"}, "SOMETIMES"),
-        ("direct", {"partition": "main"}, "--partition"),
-    ],
-)
+@rows("system, native, word", "batch.an_option_that_cannot_be")
 def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_system(system).resolve(spec(native=native), made_for(system))
@@ -227,24 +176,7 @@ def test_an_option_that_cannot_be(system: str, native: dict[str, str], word: str
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("system", "changes", "word"),
-    [
-        ("direct", {"pass_signal": True}, "--pass-signal works only with Slurm and Grid Engine"),
-        (
-            "slurm",
-            {"grace": 100.0, "native": {"signal": "USR1@60"}},
-            "--grace 100s is longer than the 60 s of --signal",
-        ),
-        ("slurm", {"pass_signal": True, "native": {"signal": "KILL@60"}}, "--signal KILL@60"),
-        ("slurm", {"now": True}, "--now has no effect with a batch system"),
-        ("sge", {"nodes": 2}, "--nodes has no effect with Grid Engine"),
-        ("sge", {"ranks_per_node": 2}, "--ranks-per-node has no effect with Grid Engine"),
-        ("direct", {"modules": ("openmpi",)}, "--module works only with Slurm and Grid Engine"),
-        ("direct", {"venv": "/opt/venv"}, "--venv works only with Slurm and Grid Engine"),
-        ("direct", {"container": "i.sif"}, "--container works only with Slurm and Grid Engine"),
-    ],
-)
+@rows("system, changes, word", "batch.an_option_of_a_stored_job_that_cannot_be")
 def test_an_option_of_a_stored_job_that_cannot_be(
     system: str, changes: dict[str, Any], word: str
 ) -> None:
@@ -260,33 +192,14 @@ def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
     load_system("slurm").resolve(spec(native={"time": text}), site("slurm"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "attempt", "said"),
-    [
-        ({"retries": 2}, 2, "job 7 failed; attempt 2 of 3"),
-        ({"retries": 2, "reason": "no rank"}, 2, "job 7 failed: no rank; attempt 2 of 3"),
-        ({}, 2, "job 7 runs again: attempt 2"),
-        ({"retries": 2, "native": {"requeue": ""}}, 2, "job 7 runs again: attempt 2"),
-    ],
-)
+@rows("changes, attempt, said", "batch.why_a_job_begins_again")
 def test_why_a_job_begins_again(changes: dict[str, Any], attempt: int, said: str) -> None:
     reason = changes.pop("reason", "")
     again = replace(batch_job("slurm", **changes), attempt=attempt, reason=reason)
     assert describe_attempt(again) == said
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["-N", "2", "train.py"], "--nodes"),
-        (["-p", "main", "train.py"], "--partition"),
-        (["-t30", "train.py"], "--time"),
-        (["-c", "2", "train.py"], "--cpus-per-task 2"),
-        (["-q", "high", "train.py"], "--qos high"),
-        (["-q", "main.q", "train.py"], "--queue main.q"),
-    ],
-    ids=str,
-)
+@rows("words, hint", "batch.short_options_of_a_batch_system")
 def test_short_options_of_a_batch_system(call: Call, words: list[str], hint: str) -> None:
     store = open_store()
     store.save(site("sge" if "--queue" in hint else "slurm"))
@@ -302,16 +215,7 @@ def test_options_that_begin_as_theirs_stay_ours(call: Call) -> None:
     assert call("run", "--dry-run", "-pe", "mpi", "2", "train.py", "-N", "2").code == 0
 
 
-@pytest.mark.parametrize(
-    ("system", "words", "told"),
-    [
-        ("slurm", [], 1),
-        ("slurm", ["--launcher", "srun"], 1),
-        ("slurm", ["--launcher", "mpirun"], 0),
-        ("sge", [], 0),
-    ],
-    ids=["slurm", "srun", "mpirun", "sge"],
-)
+@rows("system, words, told", "batch.a_dry_run_says_what_srun_is_told")
 def test_a_dry_run_says_what_srun_is_told(
     call: Call, system: str, words: list[str], told: int
 ) -> None:
@@ -355,18 +259,7 @@ def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
     assert made.ranks == ranks
 
 
-@pytest.mark.parametrize(
-    ("system", "changes"),
-    [
-        ("slurm", {"ranks": 1, "nodes": 2}),
-        ("slurm", {"ranks": 5, "ranks_per_node": 2}),
-        ("slurm", {"ranks": 5, "ranks_per_node": 2, "nodes": 2}),
-        ("slurm", {"nodes": 3, "native": {"gpus": "4"}}),
-        ("slurm", {"native": {"gpus": "a100:2,t4:2"}}),
-        ("slurm", {"native": {"gpus": "4", "gpus-per-task": "3"}}),
-        ("sge", {"ranks": 5, "native": {"pe": "mpi 4"}}),
-    ],
-)
+@rows("system, changes", "batch.sizes_that_contradict")
 def test_sizes_that_contradict(system: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         load_system(system).resolve(JobSpec(program=spec().program, **changes), site(system))
@@ -392,44 +285,15 @@ def test_a_running_job_has_its_nodes() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("system", "line", "state", "reason"),
-    [
-        ("slurm", "queue PENDING|Resources", JobState.QUEUED, "Resources"),
-        ("slurm", "queue PENDING|None", JobState.QUEUED, ""),
-        ("slurm", "queue PENDING|PartitionConfig", JobState.QUEUED, "PartitionConfig (waiting"),
-        ("slurm", "queue PENDING|QOSMaxWallDurationPerJobLimit", JobState.QUEUED, "QOSMaxW*(wait"),
-        ("slurm", "queue PENDING|QOSMaxCpuPerUserLimit", JobState.QUEUED, "QOSMaxCpuPerUserLimit"),
-        ("slurm", "queue PENDING|JobHeldUser", JobState.QUEUED, "JobHeldUser (held: `scontrol"),
-        ("slurm", "queue CONFIGURING|None", JobState.QUEUED, ""),
-        ("slurm", "queue RUNNING|None", JobState.QUEUED, "starting"),
-        ("slurm", "gone CANCELLED|0:0|None|130", JobState.CANCELLED, ""),
-        ("slurm", "gone CANCELLED by 1000|0:0||130", JobState.CANCELLED, ""),
-        ("slurm", "gone TIMEOUT|0:15|TimeLimit|130", JobState.TIMEOUT, ""),
-        ("slurm", "gone UNKNOWN|||130", JobState.LOST, "it left the queue"),
-        ("slurm", "gone NODE_FAIL|1:0|None|130", JobState.FAILED, "the batch system*(NODE_FAIL)"),
-        ("slurm", "gone FAILED|1:0|Why|130", JobState.FAILED, "the batch system*(FAILED: Why)"),
-        ("sge", "queue qw|", JobState.QUEUED, "waiting"),
-        ("sge", "queue hqw|", JobState.QUEUED, "held"),
-        ("sge", "queue Eqw|", JobState.QUEUED, "in error (Eqw): `qstat -j`"),
-        ("sge", "gone CANCELLED|||130", JobState.CANCELLED, ""),
-        ("sge", "gone UNKNOWN|||130", JobState.LOST, "it left the queue"),
-        # `qdel -f` leaves an account of a job that never ran.
-        ("sge", "gone COMPLETED|0||130", JobState.LOST, "it left the queue"),
-        ("sge", "gone FAILED|137|37 : qmaster enforced h_rt limit|130", JobState.TIMEOUT, ""),
-        ("sge", "stop 120 stopped\ngone COMPLETED|0||130", JobState.CANCELLED, ""),
-        ("sge", "stop 120 stopped\ngone FAILED|143|100 : after job|130", JobState.CANCELLED, ""),
-        ("slurm", "stop 120 stopped\ngone NODE_FAIL|1:0|None|130", JobState.FAILED, "the batch"),
-    ],
-)
-def test_what_the_queue_says(system: str, line: str, state: JobState, reason: str) -> None:
+@rows("system, line, state, reason", "batch.what_the_queue_says")
+def test_what_the_queue_says(system: str, line: str, state: str, reason: str) -> None:
     found = status(system, f"queued 100.5\n{line}\n")
     begins, _, holds = reason.partition("*")
-    assert found.state is state
+    assert found.state is JobState(state)
     assert found.reason.startswith(begins)
     assert holds in found.reason
     assert bool(found.reason) == bool(reason)
-    assert found.finished == (130.0 if state.ended else None)
+    assert found.finished == (130.0 if found.state.ended else None)
 
 
 def test_a_requeued_job_waits_again() -> None:
@@ -479,22 +343,7 @@ def test_slurm_gets_what_is_typed_for_srun(
     assert ("#SBATCH --gres=gpu:2\n" in made) == (system == "slurm")
 
 
-@pytest.mark.parametrize(
-    ("line", "lines"),
-    [
-        (
-            "srun -N2 -n4 --exclusive --comment hi ./a",
-            ["--ntasks=4", "--exclusive", "--comment=hi"],
-        ),
-        ("--time 1:00 -- srun -n 4 -p gpu ./a", ["--ntasks=4", "--time=1:00", "--partition=gpu"]),
-        ("srun -w node[1-2] -x node3 ./a", ["--nodelist=node[1-2]", "--exclude=node3"]),
-        ("torchrun --nnodes 1:2 --nproc_per_node 4 a.py", ["--nodes=2", "--ntasks-per-node=4"]),
-        ("--partition cpu srun -p gpu ./a", []),
-        ("mpirun -np 2 -H node1,node2 ./a", []),
-        ("--nodes node1,node2 a.py", []),
-        ("deepspeed --exclude node1 a.py", []),
-    ],
-)
+@rows("line, lines", "batch.lines_of_other_launchers_on_slurm")
 def test_lines_of_other_launchers_on_slurm(
     line: str, lines: list[str], call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from clusterctl.core.model import Accelerator
 from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import AGENT
 from tests.unit.making import cluster, job, node, request, spec
+from tests.unit.tables import rows
 from tests.unit.test_batch import batch_job, site
 
 MPIRUN = """\
@@ -87,24 +88,13 @@ def ended(tmp_path: Path) -> Ended:
     return run
 
 
-@pytest.mark.parametrize(
-    ("code", "endings", "failure"),
-    [
-        (1, (0, 3, 0), (1, 3)),
-        (1, ("told", 3, "told"), (1, 3)),
-        (205, ("told", "told"), None),  # as when mpirun loses a node, and ends those that are left
-        (143, (0, 143), (1, 143)),  # a program ended itself by SIGTERM
-        # 99 would put a job of Grid Engine back into the queue, 100 into an error state.
-        (99, (99, 143), (0, 99)),
-        (100, (100, 143), (0, 100)),
-    ],
-)
+@rows("code, endings, failure", "batch_script.the_rank_that_failed_by_itself_is_named")
 def test_the_rank_that_failed_by_itself_is_named(
-    ended: Ended, code: int, endings: tuple[int | str, ...], failure: tuple[int, int] | None
+    ended: Ended, code: int, endings: list[int | str], failure: list[int] | None
 ) -> None:
     found = ended(code, *endings)
     assert found.state is JobState.FAILED
-    named = found.failure and (found.failure.rank, found.failure.exit_code)
+    named = found.failure and [found.failure.rank, found.failure.exit_code]
     assert (named, found.program_exit_code) == (failure, failure[1] if failure else None)
     assert found.failure is None or found.failure.node == os.uname().nodename
 
@@ -155,17 +145,7 @@ def called(
     return apart, parameters(words)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "ranks", "placed"),
-    [
-        ((4, 4), 3, (2, 1)),
-        ((4, 4), 2, (1, 1)),
-        ((6, 2), 4, (3, 1)),
-        ((1, 1, 1, 1), 2, (1, 0, 1, 0)),
-        ((4, 4), 1, (1, 0)),
-        ((3, 1), 4, (3, 1)),
-    ],
-)
+@rows("hosts, ranks, placed", "batch_script.fewer_ranks_than_slots_are_spread_as_the_slots_are")
 def test_fewer_ranks_than_slots_are_spread_as_the_slots_are(
     hosts: tuple[int, ...], ranks: int, placed: tuple[int, ...], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from clusterctl.launch import launcher
 from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, program, spec
 from tests.unit.scripts import HOSTILE, OF_ANOTHER, PLAIN, SEES, seen_by_program, until
+from tests.unit.tables import rows
 from tests.unit.uptime import SILENCE, Uptime
 
 FAKES = {
@@ -145,17 +146,7 @@ def test_no_fence_of_pmix_ends_early(
     assert (work / "fence").read_text() == f"{found}\n"
 
 
-@pytest.mark.parametrize(
-    ("changes", "mpi"),
-    [
-        ({"uses_mpi": False}, "none"),
-        ({"uses_mpi": False, "launcher": "srun"}, "none"),
-        ({"native": {"mpi": "pmi2"}}, "pmi2"),
-        ({}, "mpirun"),
-        ({"launcher": "srun"}, "--mpi"),
-    ],
-    ids=["no-mpi", "srun", "chosen", "mpi", "mpi-srun"],
-)
+@rows("changes, mpi", "batch_scripts.a_slurm_without_pmix")
 def test_a_slurm_without_pmix(
     changes: dict[str, Any], mpi: str, slurm: dict[str, str], tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import Figure, HardwareLimit
 from clusterctl.insight.verify import Link, Measurements, NodeFigures
 from tests.unit.calling import Call
+from tests.unit.tables import rows
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "scaling").glob("*.json"))
 
@@ -115,16 +116,7 @@ def test_a_ring_takes_its_messages_one_after_the_other() -> None:
     assert scaling.estimate_ring_seconds(8, 4, HardwareLimit()) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("scaling", "--ranks", "1,x", "train.py"), "expected a number"),
-        (("scaling", "--ranks", ",", "train.py"), "expected numbers"),
-        (("scaling", "train.py"), "--ranks is missing"),
-        (("scaling", "--ranks", "1,2"), "nothing to run"),
-        (("allreduce", "--max-size", "7B"), "smallest message has 8 bytes"),
-    ],
-)
+@rows("words, said", "bench.what_is_refused")
 def test_what_is_refused(words: tuple[str, ...], said: str, call: Call) -> None:
     done = call("bench", *words)
     assert done.code == 2

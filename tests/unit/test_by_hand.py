@@ -15,6 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch import mpirun
 from clusterctl.launch.hostfile import render_whole_hostfile
 from tests.unit.making import cluster, node, request, spec
+from tests.unit.tables import rows
 
 
 def written(made: Cluster, name: str, folder: Path) -> Path:
@@ -53,15 +54,7 @@ def inside(folder: Path, *words: str, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "address"),
-    [
-        (["-np", "4", "--hostfile", "hosts", "python", "x.py", "--host", "0.0.0.0"], "10.0.0.12"),
-        (["-H", "worker-2:2,worker-1", "true"], "10.0.0.12"),
-        (["-H", "10.0.0.11", "true"], "10.0.0.11"),
-        (["-np", "2", "true"], "127.0.0.1"),
-    ],
-)
+@rows("words, address", "by_hand.ranks_meet_at_the_first_host")
 def test_ranks_meet_at_the_first_host(words: list[str], address: str, tmp_path: Path) -> None:
     folder = written(cluster(), "launcher", tmp_path)
     (folder / "hosts").write_text("# mine\n\n10.0.0.12 slots=2\n")
@@ -172,18 +165,7 @@ def test_mpirun_args_come_beside_ours_and_win() -> None:
     assert argv("--mca pml ucx").count("pml") == 1
 
 
-@pytest.mark.parametrize(
-    ("given", "hint"),
-    [
-        ("-np 9", "--ranks"),
-        ("--hostfile mine", "--nodes"),
-        ("-x A=1", "--env"),
-        ("--map-by node", "--ranks-per-node"),
-        ("--map-by slot:span", "--ranks-per-node"),
-        ("numa", "for example"),
-        ("--mca 'x", "quotation"),
-    ],
-)
+@rows("given, hint", "by_hand.mpirun_args_that_clusterctl_decides_are_refused")
 def test_mpirun_args_that_clusterctl_decides_are_refused(given: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         argv(given)

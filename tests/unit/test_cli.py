@@ -13,30 +13,11 @@ from clusterctl.cli.console import Console, ago, format_table
 from clusterctl.core.job import JobState
 from tests.unit.calling import Call, judge, state
 from tests.unit.making import cluster, job, node, spec
+from tests.unit.tables import rows
 
 
 @pytest.mark.usefixtures("lab")
-@pytest.mark.parametrize(
-    ("line", "args"),
-    [
-        (["train.py"], []),
-        (["train.py", "--json", "-c", "x", "--", "--ranks", "3"], None),
-        (["--ranks", "2", "train.py", "--ranks", "7"], ["--ranks", "7"]),
-        (["--", "train.py", "--lr", "1"], ["--lr", "1"]),
-        (["train.py", "a b", "", "$HOME", "it's", "x\ny", "\\", '"', "*"], None),
-        (["-m", "train", "--json", "-x"], ["--json", "-x"]),
-        (["-m", "train", "--", "x"], ["--", "x"]),
-        (["-m", "train", "--quiet"], ["--quiet"]),
-        (["-mtrain", "--lr", "1"], ["--lr", "1"]),
-        (["-c", "lab", "-m", "train", "-c", "mine"], ["-c", "mine"]),
-        (["--env", "A=-m", "train.py", "-m"], ["-m"]),
-        (["-q", "-m", "train", "-q"], ["-q"]),
-        (["train.py", "-h"], ["-h"]),
-        (["train.py", "--help"], ["--help"]),
-        (["-m", "train", "--help"], ["--help"]),
-    ],
-    ids=lambda value: ascii(value)[:60],
-)
+@rows("line, args", "cli.what_follows_the_script_is_the_scripts")
 def test_what_follows_the_script_is_the_scripts(
     line: list[str], args: list[str] | None, call: Call
 ) -> None:
@@ -68,23 +49,7 @@ def test_a_dry_run_leaves_nothing(call: Call) -> None:
 
 
 @pytest.mark.usefixtures("lab")
-@pytest.mark.parametrize(
-    ("settings", "options", "said"),
-    [
-        ('partition = "gpu"\ntime = "1:00:00"\nmodule = ["openmpi"]', [], ""),
-        ('retries = "2"\ntimeout = "30m"', ["--emit", "sh"], ""),
-        (
-            '[run]\npartition = "gpu"',
-            [],
-            "partition in [run] of {}: it works only with Slurm",
-        ),
-        (
-            '[run]\ntimeout = "30m"',
-            ["--emit", "sh"],
-            "timeout in [run] of {}: it cannot be combined with --emit",
-        ),
-    ],
-)
+@rows("settings, options, said", "cli.a_setting_that_has_no_effect")
 def test_a_setting_that_has_no_effect(
     settings: str, options: list[str], said: str, call: Call
 ) -> None:
@@ -98,16 +63,7 @@ def test_a_setting_that_has_no_effect(
 
 
 @pytest.mark.usefixtures("lab")
-@pytest.mark.parametrize(
-    ("key", "value", "wrong"),
-    [
-        ("ranks", "many", "'many': expected a number"),
-        ("timeout", "soon", "'soon': expected a duration"),
-        ("backend", "nccll", "unknown value 'nccll'"),
-        ("pe", "mpi", "expected NAME SLOTS"),
-        ("pe", "mpi two", "'two': expected a number"),
-    ],
-)
+@rows("key, value, wrong", "cli.a_wrong_value_names_where_it_is_set")
 def test_a_wrong_value_names_where_it_is_set(
     key: str, value: str, wrong: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,8 @@ from clusterctl.core.job import Program, ProgramKind
 from clusterctl.errors import UsageError
 from clusterctl.launch.compiling import FORTRAN, C, plan_compilation, suggest_repair
 from tests.conftest import Need
-from tests.unit.launch_cases import read_rows
 from tests.unit.making import program
+from tests.unit.tables import read_rows
 
 
 def source(name: str, *further: str) -> Program:

@@ -12,6 +12,7 @@ from tests.conftest import Need
 from tests.terminal import Terminal
 from tests.unit.calling import ROOT, clusterctl
 from tests.unit.staged import lab
+from tests.unit.tables import rows
 
 ENTRY = f"""#!{sys.executable}
 from clusterctl.cli.main import main
@@ -32,24 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("clusterctl down ", ["lab"]),
-        ("clusterctl run -c l", ["lab"]),
-        ("clusterctl logs ", ["7"]),
-        ("clusterctl report ", ["7", "lab"]),
-        ("clusterctl ssh work", ["worker-1", "worker-2"]),
-        ("clusterctl forward -c lab l", ["launcher:"]),
-        ("clusterctl data get m", ["mnist"]),
-        ("clusterctl run tu", ["tune.py"]),
-        ("clusterctl run multinode_ddp_mpi_", ["multinode_ddp_mpi_gpu.py"]),
-        ("clusterctl run steps/", ["steps/one.py"]),
-        ("clusterctl launch st", ["steps/"]),
-        ("clusterctl run tune.py ", []),  # the script's own: the shell's files
-        ("clusterctl down other", []),
-    ],
-)
+@rows("words, found", "completing.names_on_record_and_files")
 def test_names_on_record_and_files(words: str, found: list[str], here: Path) -> None:
     count = str(words.count(" "))
     done = clusterctl(_CLUSTERCTL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count)

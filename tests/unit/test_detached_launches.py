@@ -17,6 +17,7 @@ from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
+from tests.unit.tables import rows
 
 
 @pytest.fixture
@@ -129,17 +130,7 @@ def test_a_dry_run_shows_the_plan_of_the_cluster_and_makes_nothing(
     assert open_store().list_names() == ()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("torchrun", "--nproc_per_node=2", "train.py"),
-        ("python", "train.py"),
-        ("--", "python", "-m", "train"),
-        ("-m", "train"),
-        ("./train.py",),
-    ],
-    ids=" ".join,
-)
+@rows("words", "detached_launches.a_new_cluster_has_the_name_of_the_program")
 def test_a_new_cluster_has_the_name_of_the_program(words: tuple[str, ...], call: Call) -> None:
     Path("train.py").touch()
     assert call("launch", "--dry-run", "--json", *words).document["cluster"] == "train"
@@ -158,19 +149,7 @@ def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) ->
     assert "not fetched by then are lost" in price
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--detach", "--keep"), "--keep cannot be combined with --detach"),
-        (("--detach", "--sync", "out"), "--sync cannot be combined with --detach"),
-        (
-            ("--partition", "gpu"),
-            "--partition works only with Slurm; a new cluster has no batch system",
-        ),
-        (("--requirements", "odd.txt"), "odd.txt: no such folder"),
-    ],
-    ids=" ".join,
-)
+@rows("words, says", "detached_launches.what_is_refused_costs_no_cluster")
 def test_what_is_refused_costs_no_cluster(words: tuple[str, ...], says: str, call: Call) -> None:
     Path("train.py").touch()
     Path("odd.txt").write_text("-e ./other\n")

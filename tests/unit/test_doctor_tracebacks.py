@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from clusterctl.core.text import read_toml
 from clusterctl.insight.messages import drop_handled, find_fatal, find_last_error
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-RECORDED: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("last_words.toml").read_text()
-)
+RECORDED: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("last_words.toml"))
 
 BOX = """\
 [rank1]: ╭────────────────── Traceback (most recent call last) ───────────────────╮

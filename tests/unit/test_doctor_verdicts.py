@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +11,11 @@ import pytest
 
 from clusterctl.core.job import JobState
 from clusterctl.core.stacks import Stack
+from clusterctl.core.text import read_toml
 from clusterctl.insight.doctor import causes
 from clusterctl.insight.doctor.findings import Evidence, Finding
 from clusterctl.insight.node_views import NodeView
 from tests.unit.diagnosed import C10D, START, WORK, encoded, process, running, seen, stack, view
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FOLDERS = {
     "libc": "/usr/lib/libc.so.6",
@@ -28,7 +23,7 @@ FOLDERS = {
     "python": "/usr/lib/libpython3.11.so",
     "c10d": C10D,
 }
-TABLE = tomllib.loads(Path(__file__).with_name("verdicts.toml").read_text())
+TABLE = read_toml(Path(__file__).with_name("verdicts.toml"))
 CASES: dict[str, dict[str, Any]] = TABLE["cases"]
 
 

@@ -23,6 +23,7 @@ from clusterctl.data.datasets import Dataset, File
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from tests.unit.calling import Call, Said
 from tests.unit.staged import Staged, lab
+from tests.unit.tables import rows
 
 CONTENT = bytes(range(256)) * 12_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -253,18 +254,7 @@ def test_a_token_is_in_no_message_file_or_record(
         assert path.is_dir() or server.token.encode() not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize(
-    ("url", "sends"),
-    [
-        ("https://example.org/file", True),
-        ("http://127.0.0.1:80/file", True),
-        ("http://localhost/file", True),
-        ("http://example.org/file", False),
-        ("http://127.0.0.1.example.org/file", False),
-        ("http://localhost.example.org/file", False),
-        ("http://localhost@example.org/file", None),
-    ],
-)
+@rows("url, sends", "download.a_token_goes_nowhere_unencrypted")
 def test_a_token_goes_nowhere_unencrypted(
     url: str, sends: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

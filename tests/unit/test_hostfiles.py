@@ -9,7 +9,7 @@ import pytest
 from clusterctl.core.model import Node, Role
 from clusterctl.errors import UsageError
 from clusterctl.machines.hosts import parse_hosts
-from tests.unit.launch_cases import read_rows
+from tests.unit.tables import read_rows
 
 
 def said(node: Node) -> tuple[str, str, str, int, int, str]:

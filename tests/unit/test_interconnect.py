@@ -10,8 +10,8 @@ import pytest
 from clusterctl.core.model import Node
 from clusterctl.errors import LaunchError
 from clusterctl.launch import network
-from tests.unit.launch_cases import read_rows
 from tests.unit.making import node
+from tests.unit.tables import read_rows
 
 DOCKER0 = "docker0 172.17.0.1/16"
 

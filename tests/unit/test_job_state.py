@@ -15,6 +15,7 @@ from clusterctl.actions.run import explain_failure
 from clusterctl.batch import verdict
 from clusterctl.core.job import Job, JobState
 from tests.unit.making import job
+from tests.unit.tables import rows
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "job_state").glob("*.json"))
 
@@ -48,23 +49,7 @@ def test_what_a_full_disk_cuts_off_is_no_exception(path: Path) -> None:
         verdict.judge(job(), text[:length])
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("", " ", "\0\0\0", "run", "running", "running soon", "running 12 first"),
-        *("running 12.5.1 1", "ended", "ended never", "ended soon 30"),
-        *(
-            "launcher 12",
-            "launcher 12 none",
-            "exit 12 1 3",
-            "exit 12 one 3 1",
-            "exit 12 1 3 1 1",
-            "started 12",
-        ),
-        *("survivors 12 worker-1", "survivors 12 worker-1 many", "full 12", "stop 12"),
-        *("stop 12 lunch", "cat: state: No such file or directory", "\N{SNOWMAN} 1 2"),
-    ],
-)
+@rows("line", "job_state.a_line_that_means_nothing_changes_nothing")
 def test_a_line_that_means_nothing_changes_nothing(line: str) -> None:
     before = verdict.judge(job(), "running 12 1\nfull 13 worker-1\ndead 14")
     text = f"running 12 1\n{line}\nfull 13 worker-1\ndead 14"
@@ -82,15 +67,7 @@ def test_an_attempt_without_a_number_is_the_first() -> None:
     assert found.reason == ""
 
 
-@pytest.mark.parametrize(
-    ("after", "survivors"),
-    [
-        ("survivors 32 worker-1 2", {"worker-1": 1}),
-        ("ended 31", {"worker-1": 1}),
-        ("ended 31\nsurvivors 32 worker-1 2", {"worker-1": 2}),
-        ("dead 31\nsurvivors 32 worker-1 0", {"worker-1": 0}),
-    ],
-)
+@rows("after, survivors", "job_state.what_is_left_of_an_ended_job_is_told_by_a_whole_file")
 def test_what_is_left_of_an_ended_job_is_told_by_a_whole_file(
     after: str, survivors: dict[str, int]
 ) -> None:
@@ -111,18 +88,7 @@ def test_a_running_job_is_lost_with_its_folder_and_its_supervisor() -> None:
     assert (found.state, found.finished, found.reason) == (JobState.LOST, 40.0, verdict.NO_FOLDER)
 
 
-@pytest.mark.parametrize(
-    ("facts", "code", "says", "advice"),
-    [
-        ("launcher 30 137, started 30 2", 6, " was killed by SIGKILL, and no rank", "--live"),
-        ("launcher 30 1, started 30 2, survivors 31 worker-2 ?", 4, "failed: lost wor", "--live"),
-        ("launcher 30 1, started 30 2, full 31 worker-1", 6, "failed: disk full on w", "df -h"),
-        ("launcher 30 1, started 30 0", 6, "not be started: no rank was started", "--dry-run"),
-        ("launcher 30 1, started 30 0, full 31 worker-1", 6, "not be started: disk full", "df -h"),
-        ("launcher 30 1, started 30 0, survivors 31 a ?", 6, "not be started: lost a", "--dry-run"),
-        ("dead 30, survivors 31 launcher 0", 6, "was lost: its supervisor", "--live"),
-    ],
-)
+@rows("facts, code, says, advice", "job_state.a_job_without_an_exit_code_of_its_program")
 @pytest.mark.parametrize("scheduler", ["direct", "slurm"])
 def test_a_job_without_an_exit_code_of_its_program(
     scheduler: str, facts: str, code: int, says: str, advice: str
@@ -138,18 +104,7 @@ def test_a_job_without_an_exit_code_of_its_program(
     assert advice in error.hint
 
 
-@pytest.mark.parametrize(
-    ("told", "reason"),
-    [
-        (
-            (0,),
-            "rank 1 on worker-2 ended the other ranks before they had finished, with"
-            " MPI_Abort(…, 0) (mpirun on the launcher ended with 0)",
-        ),
-        ((0, 1), "mpirun on the launcher ended with 0 although no rank had failed"),
-    ],
-    ids=["one", "all"],
-)
+@rows("told, reason", "job_state.ranks_that_were_told_to_end_by_an_abort_with_0_have_not_finished")
 def test_ranks_that_were_told_to_end_by_an_abort_with_0_have_not_finished(
     told: tuple[int, ...], reason: str
 ) -> None:

@@ -37,6 +37,7 @@ from tests.unit.launch_cases import (
     text,
 )
 from tests.unit.making import cluster, node, program, request, spec
+from tests.unit.tables import rows
 
 
 def test_there_are_cases() -> None:
@@ -157,16 +158,7 @@ def test_ranks_find_their_own_root(tmp_path: Path) -> None:
         assert done.stdout.decode().strip() == str(index)
 
 
-@pytest.mark.parametrize(
-    ("versions", "words"),
-    [
-        (["5.0.11", "5.0.11", ""], ["no mpirun", "worker-2"]),
-        (["", "", ""], ["no mpirun", "launcher", "worker-1", "worker-2"]),
-        (["5.0.11", "5.0.11", "4.1.4"], ["worker-2: openmpi 4.1.4", "launcher: openmpi 5.0.11"]),
-        (["4.1.4", "4.0.7", "4.1.4"], ["worker-1: openmpi 4.0.7", "launcher: openmpi 4.1.4"]),
-        (["3.1.6", "3.1.6", "3.1.6"], ["3.1.6"]),
-    ],
-)
+@rows("versions, words", "launch.mpi_that_does_not_fit_is_named")
 def test_mpi_that_does_not_fit_is_named(versions: list[str], words: list[str]) -> None:
     names = [("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"), ("worker-2", "10.0.0.12")]
     where = cluster(
@@ -220,19 +212,7 @@ def test_an_mpirun_beside_ranks_is_their_daemon_too(mpi: str, first: list[str]) 
     assert list(planned.argv[: len(first) + 1]) == [*first, "/opt/openmpi/bin/mpirun"]
 
 
-@pytest.mark.parametrize(
-    ("boots", "cores", "ranks", "threads"),
-    [
-        (["a", "b"], [8, 8], 2, 8),
-        (["a", "b"], [8, 8], 8, 2),
-        (["a", "b"], [8, 2], 2, 2),  # one number for all: what the smallest can bear
-        (["a", "a"], [8, 8], 2, 4),  # two names for one machine
-        (["a", "a"], [2, 2], 2, 1),
-        (["a", "a"], [2, 2], 8, 1),  # never below one
-        (["", ""], [8, 8], 2, 8),  # unknown: taken as machines of their own
-        (["a", "b"], [9, 9], 4, 4),
-    ],
-)
+@rows("boots, cores, ranks, threads", "launch.threads_per_rank")
 def test_threads_per_rank(boots: list[str], cores: list[int], ranks: int, threads: int) -> None:
     workers = [
         node(f"worker-{i + 1}", f"10.0.0.{11 + i}", boot_id=boot, cores=count, slots=8)
@@ -250,18 +230,7 @@ def test_threads_per_rank_are_whole_where_cores_differ_in_their_threads() -> Non
     assert planned.env["OMP_NUM_THREADS"] == "2"
 
 
-@pytest.mark.parametrize(
-    ("where", "what", "yields", "word"),
-    [
-        ({"provider": "local"}, {}, "1", "this machine"),
-        ({"provider": "docker", "nodes": {"boot_id": "one"}}, {}, "1", "share one processor"),
-        ({"identity": ""}, {}, "1", "hosts"),
-        ({}, {"now": True}, "1", "--now"),
-        ({"nodes": {"slots": 64}}, {"ranks_per_node": 9}, "1", "more ranks than cores"),
-        ({}, {"ranks_per_node": 8}, "0", "nothing but this job"),
-        ({}, {"env": {"OMPI_MCA_mpi_yield_when_idle": "1"}}, "1", "nothing but this job"),
-    ],
-)
+@rows("where, what, yields, word", "launch.waiting_ranks_yield_where_cores_are_shared")
 def test_waiting_ranks_yield_where_cores_are_shared(
     where: dict[str, Any], what: dict[str, Any], yields: str, word: str
 ) -> None:
@@ -292,18 +261,11 @@ def test_ranks_find_the_shared_folder(launcher: str) -> None:
     assert f"{name}=/shared" in [reason.item for reason in planned.reasons]
 
 
-@pytest.mark.parametrize(
-    ("changes", "argv"),
-    [
-        ({"kind": ProgramKind.PYTHON}, ["/opt/py/bin/python", "train.py"]),
-        ({"kind": ProgramKind.MODULE, "target": "a.b"}, ["/opt/py/bin/python", "-m", "a.b"]),
-        ({"kind": ProgramKind.BINARY, "target": "./run"}, ["./run"]),
-        ({"kind": ProgramKind.SOURCE, "target": "./hello", "source": "hello.c"}, ["./hello"]),
-    ],
-)
+@rows("changes, argv", "launch.program")
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_program(changes: dict[str, Any], argv: list[str], launcher: str) -> None:
     weird = ("a b", "", "--json", "$HOME", "x\ny", "it's", '"')
+    changes = {**changes, "kind": ProgramKind(changes["kind"])}
     planned = plan(
         what=spec(program=program(*weird, **changes), launcher=launcher), launcher=launcher
     )

@@ -12,8 +12,8 @@ from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import drop_unknown_hosts, place
 from clusterctl.project.words import fill, translate
 from tests.unit.calling import Call
-from tests.unit.launch_cases import read_rows
 from tests.unit.making import cluster, node, spec
+from tests.unit.tables import read_rows
 
 FOUR = cluster(
     node("launcher", "10.0.0.10"),

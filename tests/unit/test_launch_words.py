@@ -14,7 +14,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.project.words import translate
 from tests.unit.calling import Call
-from tests.unit.launch_cases import read_rows
+from tests.unit.tables import read_rows, rows
 
 PER_NODE = {"ranks_per_node": 2}
 
@@ -143,16 +143,7 @@ def test_options_of_srun_are_for_slurm(call: Call, lab: None) -> None:
         assert word in said.out
 
 
-@pytest.mark.parametrize(
-    ("line", "option"),
-    [
-        ("deepspeed --num_gpus 2 train.py --lr 1", "--local_rank"),
-        ("deepspeed --no_local_rank train.py --lr 1", ""),
-        ("python -m torch.distributed.launch --nproc_per_node=2 train.py --lr 1", "--local-rank"),
-        ("python -m torch.distributed.launch --use-env train.py --lr 1", ""),
-        ("torchrun train.py --lr 1", ""),
-    ],
-)
+@rows("line, option", "launch_words.a_program_gets_its_local_rank_as_its_launcher_gives_it")
 def test_a_program_gets_its_local_rank_as_its_launcher_gives_it(
     line: str, option: str, call: Call, lab: None
 ) -> None:
@@ -182,23 +173,7 @@ def test_variables_before_a_command_are_given_to_the_ranks() -> None:
     assert translate(["A=1", "t.py"]).note.endswith("instead of env, with --env A=1")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "train.py",
-        "python t.py",
-        "accelerate env",
-        "nvidia-smi -L",
-        "env",
-        "uv pip list",
-        "x" * 5000,
-        "timeout",
-        "command -v mpirun",
-        "timeout 5 python t.py mpirun",
-        "python -m pkg A=1",
-    ],
-)
+@rows("line", "launch_words.words_that_start_no_launcher")
 def test_words_that_start_no_launcher(line: str) -> None:
     assert translate(line.split()).launcher == ""
 
@@ -245,20 +220,7 @@ def test_words_that_only_one_process_can_have_before_a_launcher(call: Call, lab:
     assert "clusterctl run --ranks 2 -- strace -f ./a" in said.err
 
 
-@pytest.mark.parametrize(
-    ("line", "launcher"),
-    [
-        ("frob mpirun -np 2 ./a", "mpirun"),
-        ("frob run --rm -x 3 srun -n 2 ./a", "srun"),
-        ("frob run --source . -m torch.distributed.run t.py", "torchrun"),
-        ("python -m coverage run -m torch.distributed.run t.py", "torchrun"),
-        ("frob srun", ""),
-        ("frob a b srun ./a", ""),
-        ("frob python t.py --launcher torchrun t.py", ""),
-        ("frob --x train.py torchrun t.py", ""),
-        ("strace -f python train.py --launcher torchrun t.py", ""),
-    ],
-)
+@rows("line, launcher", "launch_words.a_launcher_behind_a_command_that_is_not_known")
 def test_a_launcher_behind_a_command_that_is_not_known(
     line: str, launcher: str, call: Call, lab: None
 ) -> None:

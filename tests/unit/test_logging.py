@@ -12,20 +12,10 @@ import pytest
 
 from clusterctl.core.variables import redact, redact_arguments, redact_patch
 from tests.unit.calling import ROOT
+from tests.unit.tables import rows
 
 
-@pytest.mark.parametrize(
-    ("word", "shown"),
-    [
-        ("API_TOKEN=hunter2", "API_TOKEN=***"),
-        ("--env=AWS_SECRET_ACCESS_KEY=hunter2", "--env=AWS_SECRET_ACCESS_KEY=***"),
-        ("my_password=hunter2", "my_password=***"),
-        ("API_TOKEN=correct horse hunter2", "API_TOKEN=***"),
-        ("API_TOKEN='a b' hunter2", "API_TOKEN=***"),
-        ("PLAIN=value", "PLAIN=value"),
-        ("train.py", "train.py"),
-    ],
-)
+@rows("word, shown", "logging.arguments_in_the_log")
 def test_arguments_in_the_log(word: str, shown: str) -> None:
     assert redact_arguments([word, "next"]) == [shown, "next"]
 

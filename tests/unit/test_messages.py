@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from clusterctl.core.text import read_toml
 from clusterctl.insight import messages
 from clusterctl.insight.messages import Message
 from tests.unit.making import cluster, job, program, spec
+from tests.unit.tables import rows
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-CASES: dict[str, str] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())[
-    "cases"
-]
+CASES: dict[str, str] = read_toml(Path(__file__).with_name("messages.toml"))["cases"]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,14 +76,6 @@ def test_a_consequence_yields_to_a_cause() -> None:
     assert found.message.name == "cuda-memory"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "epoch 3: loss 0.41, no space wasted",
-        "loaded 60000 images from /data in 3.2 s",
-        "Using network Socket",
-        "[W909 reducer.cpp:1400] find_unused_parameters=True was specified",
-    ],
-)
+@rows("line", "messages.ordinary_output_has_no_row")
 def test_ordinary_output_has_no_row(line: str) -> None:
     assert messages.find_known_message(line) is None

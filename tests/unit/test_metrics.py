@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,11 @@ import pytest
 
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import JobState, Provenance
+from clusterctl.core.text import read_toml
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def line(**values: object) -> bytes:
@@ -44,7 +39,7 @@ def test_other_lines_are_no_metrics(text: bytes) -> None:
     assert metrics.parse_metrics(text) is None
 
 
-TABLE = tomllib.loads(Path(__file__).with_name("metric_lines.toml").read_text())
+TABLE = read_toml(Path(__file__).with_name("metric_lines.toml"))
 
 
 @pytest.mark.parametrize("row", TABLE["metrics"], ids=lambda row: row["line"])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from scripts import mutation
+from tests.unit.tables import rows
 
 
 def lines_of(module: str, function: str) -> set[str]:
@@ -47,16 +48,7 @@ def test_template_mutations_change_something_and_name_a_test(row: dict[str, str]
     assert f"def {name}" in (mutation.ROOT / path).read_text()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "counted"),
-    [
-        ('raise Error("no such file")', 'raise Error("XXno such fileXX")', False),
-        ('raise Error("no such file")', 'raise Error("NO SUCH FILE")', False),
-        ('raise Error("no such file")', "raise Error(None)", True),
-        ('order = "disk"', 'order = "XXdiskXX"', True),
-        ('f("a b", 1)', 'f("a b", 2)', True),
-    ],
-)
+@rows("old, new, counted", "mutation.only_words_for_people_are_left_out")
 def test_only_words_for_people_are_left_out(old: str, new: str, counted: bool) -> None:
     assert mutation.words((old,), (new,)) is not counted
 

@@ -22,6 +22,7 @@ from tests.sim import hub as hubs
 from tests.sim.hub import Hub
 from tests.unit.making import cluster
 from tests.unit.provided import provide
+from tests.unit.tables import rows
 
 KINDS = ("launcher", "nvidia")
 
@@ -70,34 +71,12 @@ def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
     assert found["nvidia"].line.endswith("; experimental: never built, and never run on a GPU")
 
 
-@pytest.mark.parametrize(
-    ("texts", "image", "images"),
-    [
-        (("ghcr.io/me/all:1",), "ghcr.io/me/all:1", {}),
-        (
-            ("nvidia=me/gpu:1", "launcher=me/cpu:1"),
-            "",
-            {"nvidia": "me/gpu:1", "launcher": "me/cpu:1"},
-        ),
-        (("me/all:1", "launcher=launcher"), "me/all:1", {"launcher": "launcher"}),
-        (("nvidia=cpu",), "", {"nvidia": "cpu"}),
-        (("cpu",), "", {"cpu": "cpu"}),
-    ],
-)
+@rows("texts, image, images", "node_images.what_is_chosen")
 def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, str]) -> None:
     assert up_plan.parse_images(texts) == (image, images)
 
 
-@pytest.mark.parametrize(
-    ("texts", "says"),
-    [
-        (("a", "b"), "two images for all nodes"),
-        (("nvidia=a", "nvidia=b"), "two images for nvidia workers"),
-        (("gpu=a",), "no kind of node is called 'gpu'"),
-        (("nvidia=",), "'' is not an image reference"),
-        (("https://ghcr.io/me/x",), "is not an image reference"),
-    ],
-)
+@rows("texts, says", "node_images.what_cannot_be_chosen")
 def test_what_cannot_be_chosen(texts: tuple[str, ...], says: str) -> None:
     with pytest.raises(UsageError, match=says) as caught:
         up_plan.parse_images(texts)

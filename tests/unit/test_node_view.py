@@ -25,6 +25,7 @@ from clusterctl.core.progress import (
 )
 from tests.terminal import Terminal
 from tests.unit.calling import ROOT
+from tests.unit.tables import rows
 
 
 @pytest.fixture(autouse=True)
@@ -111,17 +112,7 @@ def test_all_that_is_ready_needs_no_lines() -> None:
     assert lines(*nodes, stage="testing") == ["256 nodes: 256 ready", "testing, 12 s"]
 
 
-@pytest.mark.parametrize(
-    ("terminal", "term", "settings", "shown"),
-    [
-        (True, "xterm", {}, True),
-        (False, "xterm", {}, False),
-        (True, "dumb", {}, False),
-        (True, "", {}, False),
-        (True, "xterm", {"quiet": True}, False),
-        (True, "xterm", {"json": True}, False),
-    ],
-)
+@rows("terminal, term, settings, shown", "node_view.only_a_terminal_that_somebody_looks_at_has_it")
 def test_only_a_terminal_that_somebody_looks_at_has_it(
     monkeypatch: pytest.MonkeyPatch,
     terminal: bool,

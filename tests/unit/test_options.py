@@ -16,6 +16,7 @@ from clusterctl.options.table import name_prefix
 from clusterctl.options.values import duration
 from clusterctl.options.verbs import VERBS, find_limit
 from tests.unit.calling import Call, clusterctl, judge
+from tests.unit.tables import rows
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -137,15 +138,7 @@ def test_completion(shell: str) -> None:
     assert f"complete_{shell}" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("clusterctl stat", "status"),
-        ("clusterctl data pu", "push"),
-        ("clusterctl run --ranks-p", "--ranks-per-node"),
-        ("clusterctl run -N 2 --part", "--partition"),
-    ],
-)
+@rows("words, found", "options.completion_knows_verbs_and_options")
 def test_completion_knows_verbs_and_options(words: str, found: str) -> None:
     done = clusterctl(
         _CLUSTERCTL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" "))
@@ -160,17 +153,7 @@ def test_no_colours_without_a_terminal(environment: dict[str, str]) -> None:
         assert "\x1b" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("seconds", "texts"),
-    [
-        (90, "90|90s"),
-        (1800, "30m"),
-        (5400, "1h30m|1.5h"),
-        (28800, "8h"),
-        (86400, "1d"),
-        (0.1, "0.1s"),
-    ],
-)
+@rows("seconds, texts", "options.duration")
 def test_duration(texts: str, seconds: float) -> None:
     for text in texts.split("|"):
         assert duration(text, "--timeout") == pytest.approx(seconds)
@@ -194,18 +177,7 @@ def test_a_long_duration_is_refused_at_once() -> None:
         duration("1" * 40 + "x", "--timeout")
 
 
-@pytest.mark.parametrize(
-    ("words", "ours"),
-    [
-        ("-qm ok --lr 0.1", "-qm ok -- --lr 0.1"),
-        ("-qmok --timeout 1h", "-qmok -- --timeout 1h"),
-        ("-dm long -n 3", "-dm long -- -n 3"),
-        ("-n4 -q -m ok -n 3", "-n4 -q -m ok -- -n 3"),
-        ("-qn 4 train.py -m x", "-qn 4 train.py -m x"),
-        ("-c lab --ranks=4 train.py -m x", "-c lab --ranks=4 train.py -m x"),
-        ("-q -- hostname -m x", "-q -- -- hostname -m x"),
-    ],
-)
+@rows("words, ours", "options.short_options_of_run_in_one_word")
 def test_short_options_of_run_in_one_word(words: str, ours: str) -> None:
     """Where the program's options begin does not depend on how ours are spelled."""
     assert VERBS["run"].arrange(words.split()) == ours.split()
@@ -233,18 +205,7 @@ def test_a_full_disk_behind_the_output_is_no_bug() -> None:
     assert (done.returncode, "cannot write the output" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("option", "works", "fails"),
-    [
-        ("--mpi", "slurm srun", "slurm mpirun"),
-        ("--signal", "slurm", "slurm emit"),
-        ("--requeue", "sge", "sge interactive"),
-        ("--partition", "slurm", "sge"),
-        ("--account", "sge", "direct"),
-        ("--nodes", "direct", "sge"),
-        ("-pe", "sge", "slurm"),
-    ],
-)
+@rows("option, works, fails", "options.where_options_of_batch_systems_work")
 def test_where_options_of_batch_systems_work(option: str, works: str, fails: str) -> None:
     assert find_limit("run", option, works.split()) is None
     assert find_limit("run", option, fails.split()) is not None

@@ -20,6 +20,7 @@ from clusterctl.project.program import Resolved, resolve_program
 from tests.unit.calling import Call
 from tests.unit.making import node
 from tests.unit.packaged import find_projects, make_project
+from tests.unit.tables import rows
 
 NAMED = '[project]\nname = "My.Project"\nversion = "1.4"\n'
 SCRIPTS = '[project.scripts]\npkg-train = "pkg.cli:Tool.main"\n'
@@ -87,19 +88,7 @@ def test_a_program_finds_the_version_of_its_project(here: Path, tmp_path: Path) 
     assert run(tmp_path, sys.executable, "-c", ask).stdout == "0+unknown\n"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[tool.ruff]\nline-length = 100\n",
-        'project = "a"\n',
-        "[project\n",
-        "[tool]\npoetry = 1\n",
-        "tool = 1\n",
-        "[project]\nname = 7\n",
-        '[project]\nname = "../../etc/x"\n',
-    ],
-)
+@rows("text", "own_project.a_file_without_a_project_describes_none")
 def test_a_file_without_a_project_describes_none(text: str, here: Path) -> None:
     Path("pyproject.toml").write_text(text)
     found = resolve_program("train.py", ())

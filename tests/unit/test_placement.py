@@ -13,8 +13,8 @@ import pytest
 from clusterctl.core.job import Placement
 from clusterctl.errors import ClusterctlError, LaunchError
 from clusterctl.launch.hostfile import MOST_ON_LOCAL, is_oversubscribed, place
-from tests.unit.launch_cases import read_rows
 from tests.unit.making import cluster, job, node, spec
+from tests.unit.tables import read_rows
 
 LAUNCHER = node("launcher", "10.0.0.10")
 T4 = "Tesla T4"

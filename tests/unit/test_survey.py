@@ -16,6 +16,7 @@ import pytest
 from clusterctl.batch import queue
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState
+from tests.unit.tables import rows
 from tests.unit.test_batch import batch_job
 
 SQUEUE = """#!/bin/sh
@@ -253,18 +254,7 @@ def test_a_job_that_was_cancelled_while_it_was_handed_in_is_ended(login: Path) -
     assert (login.parent / "fake" / "ended").read_text() == "77\n"
 
 
-@pytest.mark.parametrize(
-    ("facts", "ended"),
-    [
-        ("queued 100\n", True),
-        ("queued 100\nrunning 101 1\nplaced 101 c1:2,\n", False),
-        ("queued 100\nrunning 101 1\nlauncher 109 3\nsurvivors 110 c1 0\n", False),
-        ("queued 100\nrunning 101 1\nstop 109 cancelled\n", False),
-        # The batch system has stopped its script, and may run it again.
-        ("queued 100\nrunning 101 1\nlauncher 109 143\nstop 110 stopped\n", True),
-        ("queued 100\nrunning 101 1\nstop 110 stopped\n", True),
-    ],
-)
+@rows("facts, ended", "survey.a_cancelled_job_is_taken_from_the_queue_unless_its_script_runs")
 def test_a_cancelled_job_is_taken_from_the_queue_unless_its_script_runs(
     login: Path, facts: str, ended: bool
 ) -> None:

@@ -18,6 +18,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs import submit
 from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, spec
+from tests.unit.tables import rows
 
 
 def test_every_combination_is_a_point_and_the_last_value_changes_first() -> None:
@@ -36,15 +37,7 @@ def test_values_are_taken_as_they_are() -> None:
     assert rest[-1].args == ("--model.name", "", "--n", "1")
 
 
-@pytest.mark.parametrize(
-    ("text", "numbers", "most"),
-    [
-        ("0-3", [0, 1, 2, 3], 0),
-        ("7,1,3-4,3", [1, 3, 4, 7], 0),
-        ("0-10:5%2", [0, 5, 10], 2),
-        ("5", [5], 0),
-    ],
-)
+@rows("text, numbers, most", "sweeps.arrays_are_written_as_for_sbatch")
 def test_arrays_are_written_as_for_sbatch(text: str, numbers: list[int], most: int) -> None:
     found = list_points((), text)
     assert [point.number for point in found] == numbers
@@ -52,17 +45,7 @@ def test_arrays_are_written_as_for_sbatch(text: str, numbers: list[int], most: i
     assert (found[0].args, parse_concurrency(text)) == ((), most)
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ('betas="0.9,0.95","0.9,0.99"', ["0.9,0.95", "0.9,0.99"]),
-        ('x=1,"a,b",2..3,"2..3"', ["1", "a,b", "2", "3", "2..3"]),
-        ('x="say ""hi"", twice"', ['say "hi", twice']),
-        ('x="a,b', ['"a', "b"]),  # no quotes: one of them is missing
-        ('x=5",6"', ['5"', '6"']),
-        ('x="",1,', ["", "1", ""]),
-    ],
-)
+@rows("text, values", "sweeps.a_value_in_quotes_may_hold_commas")
 def test_a_value_in_quotes_may_hold_commas(text: str, values: list[str]) -> None:
     name = text.partition("=")[0]
     assert [point.settings[name] for point in list_points((text,), "")] == values
@@ -93,15 +76,7 @@ def test_too_many_points_and_names_given_twice_are_refused() -> None:
         list_points(("a=1", "a=2"), "")
 
 
-@pytest.mark.parametrize(
-    ("array", "total"),
-    [
-        ("0-9999,10000-19999", 20_000),
-        ("0-9999,10000", 10_001),
-        ("0-99999:5", 20_000),
-        (f"0-{10**30}:5", 2 * 10**29 + 1),
-    ],
-)
+@rows("array, total", "sweeps.the_points_of_an_array_are_counted_over_all_parts")
 def test_the_points_of_an_array_are_counted_over_all_parts(array: str, total: int) -> None:
     with pytest.raises(UsageError, match=f"^{total} points are more than a job may have"):
         list_points((), array)
@@ -155,16 +130,7 @@ def test_a_point_is_one_process(where: Cluster, changes: dict[str, object], opti
         planned(where, array="0-3", **changes)
 
 
-@pytest.mark.parametrize(
-    ("system", "changes", "lines"),
-    [
-        ("slurm", {"sweep": ("a=1,2,3",)}, ["#SBATCH --ntasks=1", "#SBATCH --array=0-2"]),
-        ("slurm", {"array": "5-8%2"}, ["#SBATCH --array=5-8%2"]),
-        ("slurm", {"array": "0-9", "only": (1, 2, 7)}, ["#SBATCH --array=1-2,7"]),
-        ("sge", {"array": "5-8%2"}, ["#$ -t 1-4", "#$ -tc 2"]),
-        ("sge", {"array": "0-9", "only": (1, 2, 7)}, ["#$ -t 1-3"]),
-    ],
-)
+@rows("system, changes, lines", "sweeps.a_batch_system_is_given_an_array")
 def test_a_batch_system_is_given_an_array(
     system: str, changes: dict[str, object], lines: list[str]
 ) -> None:
@@ -189,27 +155,16 @@ def test_an_array_runs_while_the_queue_has_tasks_of_it() -> None:
     assert (waits.state, waits.reason) == (JobState.QUEUED, "Resources")
 
 
-@pytest.mark.parametrize(
-    ("gone", "state", "reason"),
-    [
-        ("FAILED|1:0|None|9", JobState.FAILED, "2 of 3 points did not succeed: 7.1, 7.2"),
-        (
-            "TIMEOUT|0:0|TimeLimit|9",
-            JobState.FAILED,
-            "2 of 3 points did not succeed: 7.1, 7.2 (the batch system says TIMEOUT)",
-        ),
-        ("CANCELLED by 0|0:0|None|9", JobState.CANCELLED, ""),
-    ],
-)
+@rows("gone, state, reason", "sweeps.an_array_has_ended_when_the_queue_has_no_task_of_it")
 def test_an_array_has_ended_when_the_queue_has_no_task_of_it(
-    gone: str, state: JobState, reason: str
+    gone: str, state: str, reason: str
 ) -> None:
     """Also where a node died before it could note how a point ended."""
     done = surveyed(f"{BEGAN}exit 4 1 3 1\ngone {gone}\n")
-    assert (done.state, done.reason, done.finished) == (state, reason, 9)
+    assert (done.state, done.reason, done.finished) == (JobState(state), reason, 9)
     assert done.unfinished_points == (1, 2)
     assert done.native_id == "4711"
-    if state is JobState.FAILED:
+    if done.state is JobState.FAILED:
         assert done.failure is not None
         assert (done.failure.rank, done.failure.node, done.failure.exit_code) == (1, "c2", 3)
 

@@ -17,6 +17,7 @@ from clusterctl.jobs.submit import make_node_files
 from clusterctl.launch import launcher
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.scripts import WEIRD
+from tests.unit.tables import rows
 
 
 def test_free_port() -> None:
@@ -76,17 +77,7 @@ def files(root: str, **changes: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("root", WEIRD, ids=ascii)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"launcher": "torchrun"},
-        {"retries": 2, "timeout": 1.5},
-        {"now": True},
-        {"resume_args": "--it\\'s {folder}"},
-    ],
-    ids=["plain", "torchrun", "retries", "now", "resumes"],
-)
+@rows("changes", "templates.scripts_are_sound")
 def test_scripts_are_sound(root: str, changes: dict[str, Any]) -> None:
     scripts = files(f"/tmp/{root}", **changes)
     assert {name.partition("/")[2] for name in scripts} == {

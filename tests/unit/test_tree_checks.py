@@ -12,6 +12,7 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.project import tree
 from clusterctl.project.tree import find_tree
 from tests.unit.making import cluster
+from tests.unit.tables import rows
 
 MAIN = Program(kind=ProgramKind.PYTHON, target="main.py")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
@@ -97,19 +98,7 @@ def test_files_of_variables_outside_git_are_named(tmp_path: Path) -> None:
     assert look(tmp_path, tmp_path / ".env").notes == ()
 
 
-@pytest.mark.parametrize(
-    ("first", "name"),
-    [
-        ("#!/home/me/.venv/bin/python -u", "/home/me/.venv/bin/python"),
-        ("#! /usr/bin/env -S A=1 python3 -u", "python3"),
-        ("#!/usr/bin/env -Spython3 -u", "python3"),
-        ("#!/usr/bin/env bash", "bash"),
-        ("#!/usr/bin/env -S -u A --chdir /x python3", "python3"),
-        ("#!/bin/sh -e", ""),
-        ("#!", ""),
-        ("\x7fELF", ""),
-    ],
-)
+@rows("first, name", "tree_checks.the_interpreter_of_a_script")
 def test_the_interpreter_of_a_script(first: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "tool").write_text(f"{first}\nprint()\n")
     assert tree.find_interpreter(tmp_path / "tool") == name

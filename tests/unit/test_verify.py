@@ -10,6 +10,7 @@ import pytest
 
 from clusterctl.insight import verify
 from clusterctl.insight.verify import Gpu, LeftOut, Link, Measurements, NodeFigures, Verdict
+from tests.unit.tables import rows
 
 NAMES = ("worker-1", "worker-2", "worker-3")
 T4 = Gpu(0, "Tesla T4", driver="550.1", temperature=41, width=8, width_most=8, errors=0)
@@ -197,16 +198,7 @@ def test_a_dead_link() -> None:
     assert wrong(judge(of=of)) == [("worker-2 – worker-3", "link", "no connection: timed out")]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (
-            {"device": "eth0", "shaping": "tbf rate 20Mbit"},
-            "eth0 of worker-3 is shaped by tc: tbf rate 20Mbit",
-        ),
-        ({"device": "ens5", "line_rate": 100e6}, "ens5 of worker-3 has 0.1 Gbit/s"),
-    ],
-)
+@rows("changes, says", "verify.what_limits_a_slow_link_is_named")
 def test_what_limits_a_slow_link_is_named(changes: dict[str, object], says: str) -> None:
     nodes = [figures(name, instance_type="") for name in NAMES[:2]]
     of = links()
@@ -245,15 +237,7 @@ def test_nvidia_smi() -> None:
     assert (third.throttled, third.errors) == ("", None)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "No devices were found\n",
-        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
-        "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.144",
-    ],
-)
+@rows("text", "verify.nvidia_smi_without_gpus")
 def test_nvidia_smi_without_gpus(text: str) -> None:
     assert verify.read_nvidia_smi(text) == ()
 
