@@ -12,7 +12,9 @@ from clusterctl.core import stacks
 from clusterctl.core.job import Hang, HungRanks, JobState, Placement
 from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, findings
+from clusterctl.insight.doctor import findings as doctor_findings
 from clusterctl.insight.doctor import waits as doctor_waits
+from clusterctl.insight.doctor.findings import Evidence
 from tests.unit.diagnosed import (
     C10D,
     START,
@@ -20,6 +22,7 @@ from tests.unit.diagnosed import (
     encoded,
     encoded_bytes,
     failed,
+    kinds,
     meets,
     process,
     receives,
@@ -367,3 +370,430 @@ def test_what_a_node_prints_of_limits() -> None:
     text += "periods-after 200 50 47\nperiods-after 100 0 0\n"
     found = node_views.read_dumps(text)
     assert {pid: dump.throttled for pid, dump in found.items()} == {200: 0.9, 100: 0.0}
+
+
+# ------------------------------------------------------------------------------------------------
+# What `doctor` says of ranks that all wait for something else than each other, as for a download
+# that does not come.
+
+
+MAIN = ("<module>", f"{WORK}/train.py", 11)
+
+
+def all_sleep() -> Evidence:
+    return two_ranks(sleeps(), sleeps())
+
+
+LOCKS = (
+    ("lock_PyThread_acquire_lock", "/usr/lib/libpython3.11.so", 0),
+    ("log", f"{WORK}/a.py", 4),
+)
+LOADS = (
+    ("poll", "/usr/lib/libc.so.6", 0),
+    ("_next_data", "/opt/py/lib/python3.11/site-packages/torch/utils/data/dataloader.py", 1448),
+    ("train", f"{WORK}/train.py", 18),
+)
+
+
+@pytest.mark.parametrize(
+    ("waits", "kind"), [(sleeps(), "late"), (stack(*LOCKS), "sleeps"), (stack(*LOADS), "reads")]
+)
+def test_ranks_that_are_asleep_are_looked_at_again(waits: stacks.Stack, kind: str) -> None:
+    """What a healthy job waits for comes: data of a loader, or an item of a queue."""
+    found = two_ranks(waits, waits)
+    assert doctor_waits.find_watchable(found) == {0: kind, 1: kind}
+    for rank in found.ranks.values():
+        rank.moved = False if kind != "late" else None
+    [finding] = causes.judge(found)
+    assert ("no rank has made progress for 5 s" in finding.lines) == (kind != "late")
+    found.ranks[1].moved = True
+    assert causes.judge(found) == ()
+    assert causes.summarize(found, ()).startswith("the ranks make progress, and nothing is wrong")
+
+
+@pytest.mark.parametrize(("line", "function", "hangs"), [(11, "skip", True), (9, "step", False)])
+def test_a_later_look_at_ranks_that_sleep(line: int, function: str, hangs: bool) -> None:
+    """A loop that tries again and again has several lines, and stays in its function."""
+    found = all_sleep()
+    later = stack(("connect", "/usr/lib/libc.so.6", 0), (function, f"{WORK}/train.py", line), MAIN)
+    found.ranks[1].looks = (sleeps(), later)
+    assert kinds(causes.judge(found)) == ["asleep"] * hangs
+
+
+def test_a_thread_that_sleeps_too_is_named() -> None:
+    other = replace(stack(("read", f"{WORK}/data.py", 30)), thread="prefetch", active=False)
+    found = two_ranks(replace(sleeps(), others=(other,)), sleeps())
+    [finding] = causes.judge(found)
+    assert finding.lines == ("its thread prefetch is at read, data.py:30",)
+
+
+def test_ranks_that_all_compute_are_told_with_their_line() -> None:
+    """On a busy machine they get less than half of a processor."""
+    loop = stack(("pack", f"{WORK}/data.py", 7))
+    found = two_ranks(loop, loop)
+    for rank in found.ranks.values():
+        rank.usage, rank.running = 0.3, True
+    assert causes.judge(found) == ()
+    assert causes.summarize(found, ()) == (
+        "2 of 2 ranks compute, and nothing is wrong with the nodes: ranks 0, 1 at pack, data.py:7"
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# What `doctor` makes of ranks whose program has ended while their process, or another rank, has
+# not.
+
+
+LIB = "/opt/py/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so"
+NO_PYTHON = "Failed to find a python interpreter in the .data section"
+FAILED = (
+    f'Traceback (most recent call last):\n  File "{WORK}/train.py", line 10, in <module>\n'
+    "    print(labels[7])\nKeyError: 7\n"
+)
+
+
+def destroys(waits: str = "pthread_mutex_lock") -> stacks.Stack:
+    """As py-spy shows it at the end of a program: no line of Python is left."""
+    return stack(
+        (waits, "/usr/lib/libc.so.6", 0),
+        ("c10d::ProcessGroupGloo::~ProcessGroupGloo", LIB, 0),
+        ("c10d::ProcessGroup::~ProcessGroup", LIB, 0),
+        ("pybind11_object_dealloc", LIB.replace("cpu", "python"), 0),
+        ("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0),
+    )
+
+
+def without_python(found: Evidence, number: int, err: str = "") -> Evidence:
+    rank = found.ranks[number]
+    rank.stack, rank.no_stack, rank.err = None, NO_PYTHON, err
+    return found
+
+
+def joins(function: str, file: str) -> stacks.Stack:
+    """A rank whose program has ended while a thread of its own runs on."""
+    frames = [
+        ("PyThread_acquire_lock_timed", "/usr/lib/libpython3.11.so.1.0", 0),
+        (function, f"/opt/py/lib/python3.11/{file}", 1590),
+    ]
+    thread = [("wait", "/opt/py/lib/python3.11/threading.py", 327), ("log", f"{WORK}/log.py", 5)]
+    dump = [
+        {
+            "pid": 9,
+            "os_thread_id": number,
+            "thread_name": name,
+            "frames": [{"name": n, "filename": f, "line": line} for n, f, line in rows],
+        }
+        for number, name, rows in ((9, "MainThread", frames), (12, "logger", thread))
+    ]
+    found = stacks.parse_stacks(json.dumps(dump), WORK)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "file"),
+    [
+        ("_shutdown", "threading.py"),
+        ("_python_exit", "concurrent/futures/thread.py"),
+        ("_exit_function", "multiprocessing/util.py"),
+    ],
+)
+def test_a_rank_that_has_failed_and_waits_for_a_thread_of_its_own(function: str, file: str) -> None:
+    """The exception is the cause, and not the lock in which Python waits for the thread."""
+    found = two_ranks(reduces(), joins(function, file))
+    found.ranks[1].err = FAILED
+    [finding] = causes.judge(found)
+    assert (finding.kind, finding.ranks, finding.nodes) == ("error", (1,), ("worker-2",))
+    assert finding.text == (
+        "rank 1 on worker-2 has failed, but its process has not ended: KeyError: 7,"
+        " while rank 0 waits in all_reduce at train.py:12"
+    )
+    assert "daemon=True" in finding.advice
+    assert "mpi4py" not in finding.advice
+    assert "its thread logger is at log, log.py:5: waiting for another thread" in finding.lines
+
+
+def test_a_rank_that_has_come_to_its_end_early_and_waits_for_a_thread() -> None:
+    [finding] = causes.judge(two_ranks(reduces(), joins("_shutdown", "threading.py")))
+    assert (finding.kind, finding.ranks, finding.serious) == ("left", (1,), True)
+    assert "waits for its threads or processes as it exits" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("second", "serious"), [(f"exit 1 0 {START + 5} 1", True), (process(1, 200), False)]
+)
+def test_a_thread_that_keeps_a_job_alive_is_its_cause(second: str, serious: bool) -> None:
+    """A rank that still does something else may be what it waits for."""
+    found = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", "rank 1", second))
+    found.ranks[0].stack = joins("_shutdown", "threading.py")
+    if found.ranks[1].alive:
+        found.ranks[1].stack = sleeps()
+    finding = next(item for item in causes.judge(found) if item.ranks == (0,))
+    assert (finding.kind, finding.serious) == ("left", serious)
+    assert "its thread logger is at log, log.py:5: waiting for another thread" in finding.lines
+
+
+def test_a_process_that_a_rank_waits_for_at_its_end_is_named() -> None:
+    reads = stack(
+        ("sem_wait", "/usr/lib/libc.so.6", 0),
+        ("get", "/usr/lib/python3.11/multiprocessing/queues.py", 103),
+        ("watch", f"{WORK}/log.py", 6),
+    )
+    ended = view("worker-1", "rank 0", f"exit 0 0 {START + 5} 1")
+    lives = (
+        process(1, 200),
+        process(1, 201, parent=200),
+        process(1, 202, name="wandb", parent=200),
+    )
+    found = seen(ended, view("worker-2", "rank 1", *lives))
+    found.ranks[1].stack = joins("_exit_function", "multiprocessing/util.py")
+    found.ranks[1].helpers = {"its process 201": reads}
+    finding = causes.judge(found)[0]
+    assert finding.kind == "left"
+    assert "its process 201 is at watch, log.py:6: waiting for a queue" in finding.lines
+    assert "its process 202 runs wandb" in finding.lines
+
+
+GONE = "Failed to get process executable name. Check that the process is running."
+
+
+@pytest.mark.parametrize("seen_alive", [True, False])
+def test_ranks_that_end_while_they_are_looked_at(seen_alive: bool) -> None:
+    """A second look shows how; what the first one saw of a rank that lives still counts."""
+    lines = ["rank 1", process(1, 200)] if seen_alive else ["rank 1"]
+    before = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", *lines))
+    before.nodes["worker-1"].peers = {"worker-2": "ok"}
+    before.ranks[0].stack = reduces()
+    if seen_alive:
+        before.ranks[1].no_stack = GONE
+    assert doctor_findings.is_ending(before)
+
+    ended = ("rank 1", f"err 1 {encoded(FAILED)}", f"exit 1 1 {START + 5} 1")
+    after = seen(view("worker-1", "rank 0", process(0, 100)), view("worker-2", *ended))
+    found = doctor_findings.keep_stacks(before, after)
+    assert not doctor_findings.is_ending(found)
+    assert found.ranks[0].stack == before.ranks[0].stack
+    assert found.nodes["worker-1"].peers == {"worker-2": "ok"}
+    cause = causes.judge(found)[0]
+    assert (cause.kind, cause.ranks) == ("error", (1,))
+    assert "KeyError: 7" in cause.text
+
+
+def test_a_rank_without_a_line_of_python_is_ending() -> None:
+    """What it has printed since the first look may say why."""
+    cleans = stack(("gc_collect_main", "/usr/lib/libpython3.11.so.1.0", 0))
+    assert doctor_findings.is_ending(two_ranks(reduces(), cleans))
+    assert doctor_findings.is_ending(without_python(two_ranks(reduces(), sleeps()), 1))
+    assert not doctor_findings.is_ending(two_ranks(reduces(), sleeps()))
+    assert not doctor_findings.is_ending(two_ranks(destroys(), destroys()))
+
+
+def test_ranks_without_stacks_are_not_ending() -> None:
+    found = two_ranks(reduces(), sleeps())
+    found.ranks[1].stack, found.ranks[1].no_stack = None, "solver is not a Python program"
+    assert not doctor_findings.is_ending(found)
+
+
+def test_ranks_that_were_not_watched_are_named_with_their_node() -> None:
+    """Where a busy machine left no time for it: the judgement does not say that they hang."""
+    found = replace(two_ranks(reduces(), sleeps()), missed={"watch": ("worker-1", "worker-2")})
+    cause, note = causes.judge(found)
+    assert (cause.kind, note.kind, note.serious) == ("missing", "time", False)
+    assert "no time to watch the ranks on worker-1, worker-2" in note.text
+
+
+def test_only_the_seconds_of_the_watch_are_told() -> None:
+    found = replace(two_ranks(reduces(), reduces()), watched=2)
+    for rank in found.ranks.values():
+        rank.moved = False
+    findings = causes.judge(found)
+    assert "for 2 s" in causes.summarize(found, findings) + "".join(f.text for f in findings)
+
+
+def backward(active: bool, line: int = 17) -> stacks.Stack:
+    """A later look at DDP's all-reduce of gradients, without C frames."""
+    frames = [
+        {"name": "backward", "filename": "/py/site-packages/torch/autograd/graph.py", "line": 7},
+        {"name": "<module>", "filename": f"{WORK}/train.py", "line": line},
+    ]
+    dump = [{"pid": 9, "os_thread_id": 9, "active": active, "frames": frames}]
+    found = stacks.parse_stacks(json.dumps(dump), WORK)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "late", "serious"),
+    [
+        (backward(active=False), sleeps(), True),
+        (backward(active=True), sleeps(), False),
+        (backward(active=False, line=18), sleeps(), True),
+        (backward(active=False), backward(active=False), False),
+    ],
+)
+def test_ranks_that_keep_waiting_for_gradients(
+    first: stacks.Stack, late: stacks.Stack, serious: bool
+) -> None:
+    found = two_ranks(
+        stack(
+            ("pthread_cond_wait", "/usr/lib/libc.so.6", 0),
+            ("c10d::Reducer::finalize_backward", LIB, 0),
+            ("backward", "/py/site-packages/torch/autograd/graph.py", 7),
+            ("<module>", f"{WORK}/train.py", 17),
+        ),
+        sleeps(),
+    )
+    node_views.compare_looks(found.ranks[0], "sleeps", True, [first, first])
+    node_views.compare_looks(found.ranks[1], "late", None, [late, late])
+    [finding] = causes.judge(found)
+    assert (finding.kind, finding.ranks, finding.serious) == ("straggler", (1,), serious)
+
+
+def test_collectives_of_mpi4py_that_take_objects_have_mpis_names() -> None:
+    assert receives(3, "MPI_PyMPI_gather").collective == "MPI_gather"
+
+
+def test_a_disk_is_told_once() -> None:
+    read = node_views.read_look("worker-1", "disk 12 9000 /\nelsewhere 12 9000 /")
+    assert [disk.elsewhere for disk in read.disks] == [False]
+
+
+def test_a_rank_that_sleeps_in_ddp_waits_in_a_collective_also_without_c_frames() -> None:
+    file = "/py/site-packages/torch/nn/parallel/distributed.py"
+    inside = replace(
+        stack(("_pre_forward", file, 1775), ("<module>", f"{WORK}/train.py", 19)), active=False
+    )
+    [finding] = causes.judge(two_ranks(reduces(21), inside))
+    assert finding.kind == "mismatch"
+    assert "rank 1 in the all-reduce of gradients (DDP) at train.py:19" in finding.text
+
+
+# ------------------------------------------------------------------------------------------------
+# Why a job has failed, from what its ranks, mpirun and the kernel say.
+
+
+def test_the_first_failure_counts_by_one_clock() -> None:
+    """worker-2 is a minute behind: its rank seems to have failed first, and did not."""
+    first = view(
+        "worker-1", "rank 0", f"exit 0 1 {START + 10} 1", f"err 0 {encoded('ValueError: x')}"
+    )
+    later = view("worker-2", "rank 1", *failed(1, START + 12 - 60, "KeyError: y"))
+    later.offset = -60.0
+    found = causes.judge(seen(first, later, made=running(state=JobState.FAILED)))
+    assert kinds(found) == ["exit", "clock"]
+    assert "rank 0 on worker-1" in found[0].text
+    assert found[1].text == "the clock of worker-2 is 60.0 s behind"
+
+
+def test_a_rank_is_where_it_was_placed() -> None:
+    """On a batch system, its output is on the login node, which is all that is asked."""
+    login = view("login", "rank 1", *failed(7, START + 10))
+    placed = Placement(node="c2", first=1, count=1)
+    job = running(state=JobState.FAILED, placement=(placed,))
+    [finding] = causes.judge(seen(login, made=job))
+    assert "rank 1 on c2 ended with code 7" in finding.text
+    assert finding.nodes == ("c2",)
+
+
+MET = "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes"
+
+
+def crash(line: int, *others: str) -> str:
+    """What Python's fault handler prints of a rank that gloo has ended."""
+    return "\n".join(
+        [
+            *("terminate called after throwing an instance of 'gloo::EnforceNotMet'", MET),
+            *("Fatal Python error: Aborted", ""),
+            *(("Thread 0x00007f (most recent call first):", *others, "") if others else ()),
+            "Thread 0x00007f1f31fece40 (most recent call first):",
+            f'  File "{C10D}", line 3252 in all_reduce',
+            f'  File "{WORK}/train.py", line {line} in average',
+            f'  File "{WORK}/train.py", line 90 in <module>',
+            *("", "Extension modules: numpy._core (total: 1)"),
+        ]
+    )
+
+
+def raised(line: int) -> str:
+    """What the others print, because it has gone."""
+    where = f'  File "{WORK}/train.py", line {line}, in average\n'
+    return f"Traceback (most recent call last):\n{where}RuntimeError: Connection closed by peer\n"
+
+
+def test_ranks_that_met_in_a_collective_from_different_lines() -> None:
+    loader = '  File "/opt/py/lib/python3.11/threading.py", line 359 in wait'
+    found = seen(
+        view("worker-1", "rank 0", f"exit 0 1 {START + 11} 1", f"err 0 {encoded(raised(22))}"),
+        view("worker-2", "rank 1", *failed(134, START + 10, crash(40, loader))),
+    )
+    cause = causes.judge(found)[0]
+    assert (cause.kind, cause.ranks) == ("mismatch", (1,))
+    assert 'rank 0 in File "train.py", line 22, in average' in cause.text
+    assert 'rank 1 in File "train.py", line 40, in average' in cause.text
+    assert "exception" in cause.advice
+
+
+def test_ranks_that_met_in_one_line_with_different_sizes() -> None:
+    found = seen(view("worker-2", "rank 1", *failed(134, START + 10, crash(40))))
+    cause = causes.judge(found)[0]
+    assert cause.kind == "message:gloo-size"
+    assert cause.lines[0] == 'File "train.py", line 40, in average'
+
+
+def test_the_line_of_a_rank_that_crashed_in_a_library() -> None:
+    said = crash(40).partition(MET)[2]
+    [finding] = causes.judge(seen(view("worker-2", "rank 1", *failed(139, START + 10, said))))
+    assert finding.lines == ('File "train.py", line 40, in average',)
+
+
+# ------------------------------------------------------------------------------------------------
+# What `doctor` makes of connections that get no answer.
+
+
+WORKER_1 = "0200000A"
+"""10.0.0.2, as /proc/net/tcp has it."""
+
+
+def cut(line: str, *more: str) -> Evidence:
+    found = seen(
+        view("worker-1", "rank 0", process(0, 100)),
+        view("worker-2", "rank 1", process(1, 200), line, *more),
+    )
+    found.nodes["worker-1"].address, found.nodes["worker-2"].address = "10.0.0.2", "10.0.0.3"
+    found.ranks[0].stack, found.ranks[1].stack = reduces(), reduces()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"silent 1 {WORKER_1}:7530 02 00000003", "it tries to connect to port 30000 of worker-1"),
+        (f"silent 1 {WORKER_1}:7530 01 0000000A", "its connection to port 30000 of worker-1"),
+        (
+            f"silent 1 0000000000000000FFFF0000{WORKER_1}:7530 02 00000001",
+            "it tries to connect to port 30000 of worker-1",
+        ),
+    ],
+)
+def test_a_firewall_that_lets_only_ssh_pass(line: str, said: str) -> None:
+    found = cut(line, "peer worker-1 ok")
+    [finding] = causes.judge(found)
+    assert (finding.kind, finding.ranks, finding.serious) == ("network", (1,), True)
+    assert finding.nodes == ("worker-2", "worker-1")
+    assert finding.text == f"rank 1 on worker-2 gets no answer: {said}"
+    assert "security group" in finding.advice
+
+
+def test_a_server_that_does_not_answer_is_told_beside_the_rank_that_waits_for_it() -> None:
+    """Something in the background may try that, too."""
+    found = cut("silent 1 0000000000000000000000000100007F:01BB 02 00000002", "silent 1 nonsense")
+    found.ranks[1].stack = sleeps()
+    cause, note = causes.judge(found)
+    assert (cause.kind, note.kind, note.serious) == ("missing", "network", False)
+    assert note.text.endswith("it tries to connect to port 443 of ::7f00:1")
+
+
+def test_nodes_that_cannot_reach_each_other_are_told_once() -> None:
+    found = cut(f"silent 1 {WORKER_1}:7530 02 00000003", "peer worker-1 no answer in 5 s")
+    [finding] = causes.judge(found)
+    assert finding.text == "worker-2 cannot reach worker-1: no answer in 5 s"

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from clusterctl.actions.doctor import ask_nodes
+from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import NodeResult
+from clusterctl.core.stacks import explain_kernel
+from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, findings
 from clusterctl.insight.node_views import NodeView
+from clusterctl.transport import pool
 from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import OnStdout, Transport
 from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, two_ranks, view
 from tests.unit.making import node
 
 CLOCK = 'echo "uptime $(cut -d" " -f1 /proc/uptime) $(date +%s.%N)"\n'
-TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+SHORT = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
 
 
 class Slow(LocalTransport):
@@ -77,7 +83,7 @@ def test_what_a_node_has_said_when_the_time_is_up(
 def test_what_a_job_has_left_counts_before_nodes_that_are_late() -> None:
     """On a busy machine no time is left to look at more than that."""
     quick = NodeView("worker-2", clock=START)
-    quick.ranks = view("worker-2", *failed(1, START + 9, f"{TRACE}KeyError: 'lr'\n")).ranks
+    quick.ranks = view("worker-2", *failed(1, START + 9, f"{SHORT}KeyError: 'lr'\n")).ranks
     late = NodeView("worker-1", error="did not end within 5 s", late=True)
     found = findings.note_missed(seen(quick, late), "list", ["worker-2"])
     assert [(f.kind, f.serious) for f in causes.judge(found)] == [
@@ -106,6 +112,137 @@ def test_what_the_kernel_says_where_there_was_no_time_for_stacks() -> None:
 
 def test_output_that_is_stored_here_counts_for_nodes_that_do_not_answer() -> None:
     late = NodeView("worker-2", error="did not end within 5 s", late=True)
-    stored = view("worker-2", *failed(1, START + 9, f"{TRACE}KeyError: 'lr'\n"))
+    stored = view("worker-2", *failed(1, START + 9, f"{SHORT}KeyError: 'lr'\n"))
     found = findings.fill_in(seen(view("worker-1"), late), seen(stored))
     assert kinds(causes.judge(found)) == ["error", "unreachable"]
+
+
+# ------------------------------------------------------------------------------------------------
+# The script that looks at waiting ranks once more, on a node of its own: real processes, and a
+# py-spy that says whom it was asked about.
+
+
+SPY = '#!/bin/sh\nfor word; do pid=$word; done\necho "looked at $pid"\n'
+
+
+@pytest.mark.parametrize(
+    ("kinds", "looked"),
+    [
+        (("late",), (0,)),  # a straggler alone on its node: nobody else tells that time passes
+        (("sleeps",), ()),  # it hangs: a look would wake it, and count as progress
+        (("sleeps", "late"), ()),
+    ],
+)
+def test_which_ranks_are_looked_at_again(
+    tmp_path: Path, kinds: tuple[str, ...], looked: tuple[int, ...]
+) -> None:
+    spy = tmp_path / "py-spy"
+    spy.write_text(SPY)
+    spy.chmod(0o700)
+    sleepers = [subprocess.Popen(["sleep", "300"]) for _ in kinds]
+    try:
+        script = assets.render(
+            "insight/moves.sh.j2",
+            node="worker-1",
+            root=str(tmp_path),
+            spy=str(spy),
+            sudo="",
+            ranks=[(p.pid, kind) for p, kind in zip(sleepers, kinds, strict=True)],
+            native=False,
+            seconds=1,
+            limit=60,
+        )
+        done = subprocess.run(
+            ["/bin/sh", "-s"], input=script, capture_output=True, text=True, timeout=120, check=True
+        )
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+    found = node_views.read_moves(done.stdout)
+    looks = [len(found[p.pid].looks) if p.pid in found else 0 for p in sleepers]
+    assert looks == [2 if number in looked else 0 for number in range(len(kinds))]
+
+
+# ------------------------------------------------------------------------------------------------
+# What a rank waits for, by the function of the kernel that it is in: their names change from one
+# version to the next.
+
+
+FUNCTIONS = {
+    "another thread or a lock": "futex_wait futex_wait_queue futex_wait_queue_me futex_do_wait"
+    " __futex_wait futex_lock_pi __x64_sys_futex",
+    "a socket, a pipe or another process": "ep_poll do_epoll_wait do_epoll_pwait SyS_epoll_wait"
+    " do_sys_poll do_poll.constprop.0 poll_schedule_timeout.constprop.0 do_select core_sys_select"
+    " __arm64_sys_ppoll eventfd_read",
+    "a child process": "do_wait do_wait4 __do_wait kernel_wait4 do_waitid __do_sys_waitid"
+    " __x64_sys_wait4 kernel_clone",
+    "a pipe": "pipe_read pipe_write pipe_wait anon_pipe_read anon_pipe_write pipe_wait_readable",
+    "another process, over a socket": "unix_stream_read_generic unix_stream_data_wait unix_accept",
+    "the network": "sk_wait_data inet_csk_accept inet_stream_connect sk_stream_wait_memory"
+    " __skb_wait_for_more_packets tcp_recvmsg_locked",
+    "the network or a terminal": "wait_woken",
+    "a terminal": "n_tty_read tty_read n_tty_write",
+    "sleeping": "hrtimer_nanosleep do_nanosleep common_nsleep clock_nanosleep"
+    " __x64_sys_clock_nanosleep",
+    "a signal": "__do_sys_pause do_sigtimedwait sigsuspend __se_sys_rt_sigsuspend sys_pause",
+    "a lock on a file": "flock_lock_inode_wait locks_lock_inode_wait posix_lock_inode_wait"
+    " fcntl_setlk",
+    "a network file system": "nfs_wait_bit_killable nfs4_proc_getattr rpc_wait_bit_killable"
+    " request_wait_answer fuse_dev_do_read ceph_mdsc_wait_request ll_file_read p9_client_rpc"
+    " cifs_readv wait_for_response",
+    "a disk": "io_schedule folio_wait_bit_common wait_on_page_bit_killable jbd2_log_wait_commit"
+    " xfs_log_force __iomap_dio_rw blk_mq_get_tag balance_dirty_pages ext4_sync_file",
+    "a GPU": "kfd_wait_on_events nv_wait drm_syncobj_array_wait_timeout",
+    "a message or a semaphore of another process": "do_msgrcv __do_semtimedop semop wq_sleep",
+    "stopped": "do_signal_stop ptrace_stop __refrigerator do_freezer_trap",
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [(name, what) for what, names in FUNCTIONS.items() for name in names.split()],
+)
+def test_functions_of_linux_4_to_6(function: str, what: str) -> None:
+    found = explain_kernel(function)
+    assert found
+    assert found.text.removeprefix("waiting for ") == what
+
+
+@pytest.mark.parametrize("function", ["", "0", "do_exit", "do_wait_intr_irq", "msleep", "my_wait"])
+def test_functions_that_say_nothing(function: str) -> None:
+    assert explain_kernel(function) is None
+
+
+# ------------------------------------------------------------------------------------------------
+# For how long a node has been up, as it says itself.
+
+
+TAIL = "0 0 0 0"
+
+
+def stat(start: str, name: str = "systemd") -> str:
+    return f"1 ({name}) S 0 1 1 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 {start} {TAIL}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5000.25 100.00\n" + stat("25"), 5000.0),  # a machine
+        ("5000.25 100.00\n" + stat("499025"), 10.0),  # a container of it
+        ("5000.25 100.00\n" + stat("499025", "a) S (b c"), 10.0),
+        ("5000.25 100.00\n", 5000.25),  # /proc/1 is hidden
+        ("12.25 1.00\n" + stat("499025"), 12.25),  # a container with an uptime of its own
+        ("Welcome!\n7 lines\n5000.25 100.00\n" + stat("25"), 5000.0),
+        ("5000.25 100.00\n" + stat("²"), 5000.25),
+        ("5000.25 100.00\n1 (x) S\n", 5000.25),
+        ("no such file\n", math.inf),
+    ],
+)
+def test_a_node_is_up_since_its_first_process_began(text: str, seconds: float) -> None:
+    assert pool.read_uptime(text) == pytest.approx(seconds)
+
+
+def test_this_machine_says_it() -> None:
+    said = subprocess.run(pool.COMMAND, shell=True, capture_output=True, text=True, timeout=20)
+    assert 0 <= pool.read_uptime(said.stdout) < math.inf

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from clusterctl.core.text import count, fold_runs, format_bytes
@@ -36,3 +40,57 @@ def test_one_is_singular() -> None:
         "1 process",
         "2 processes",
     ]
+
+
+# ------------------------------------------------------------------------------------------------
+# Tables of ours are read by whoever needs one first, also in several threads.
+
+
+TYPES = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import NamedTuple
+import msgspec
+class Row(NamedTuple):
+    number: int
+    text: str = ""
+@dataclass
+class Inner:
+    row: Row
+    more: frozenset[str] = frozenset()
+class Outer(msgspec.Struct, frozen=True):
+    what: str
+    rows: tuple[Row, ...] = ()
+    inner: tuple[Inner, ...] = ()
+"""
+
+READ = """
+import sys, threading, types
+from pathlib import Path
+from clusterctl.core.text import decode_table
+sys.setswitchinterval(1e-6)
+place = Path(sys.argv[1])
+told = []
+for turn in range(300):
+    module = sys.modules[f"m{turn}"] = types.ModuleType(f"m{turn}")
+    exec((place / "types.py").read_text(), module.__dict__)
+    start = threading.Barrier(8)
+    def read():
+        start.wait()
+        told.append(decode_table(place / "table.toml", dict[str, module.Outer]))
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+sys.exit(len(told) != 2400)
+"""
+
+
+def test_threads_that_read_a_table_at_once_do_no_harm(tmp_path: Path) -> None:
+    """msgspec crashes (SIGSEGV) where two threads learn a type at once."""
+    (tmp_path / "types.py").write_text(TYPES)
+    (tmp_path / "table.toml").write_text(
+        '[a]\nwhat = "x"\nrows = [[1, "a"]]\ninner = [{row = [2]}]\n'
+    )
+    argv = [sys.executable, "-c", READ, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]

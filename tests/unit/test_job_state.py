@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.actions.run import explain_failure
 from clusterctl.batch import verdict
+from clusterctl.batch.verdict import RankEnd, sort_failures
 from clusterctl.core.job import Job, JobState
 from tests.unit.making import job
 from tests.unit.tables import rows
@@ -213,3 +214,12 @@ def test_what_came_over_a_node_is_asked_of_the_verdict() -> None:
     away = verdict.judge(job(), f"{AWAY}\nlauncher 30 1\nstarted 30 2\nended 31")
     assert [verdict.is_cut_off(away, name) for name in names] == [True, False]
     assert not verdict.is_cut_off(replace(away, state=JobState.CANCELLED), "worker-1")
+
+
+# ------------------------------------------------------------------------------------------------
+# Which rank is named as the first that failed.
+
+
+@rows("ends, order", "job_state.who_has_failed_first")
+def test_who_has_failed_first(ends: list[tuple[int, int, float]], order: list[int]) -> None:
+    assert [end.rank for end in sort_failures(RankEnd(*end) for end in ends)] == order

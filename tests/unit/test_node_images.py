@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.actions import up_plan
+from clusterctl.actions import images, up_plan
 from clusterctl.actions.common import open_store
 from clusterctl.cli import main
 from clusterctl.core import catalog
@@ -173,3 +175,20 @@ def test_every_recipe_is_made_for_a_kind_of_node(recipe: str) -> None:
     _, images = up_plan.parse_images((recipe,))
     assert set(images) <= set(catalog.CONTAINER_IMAGES)
     assert list(images.values()) == [recipe]
+
+
+# ------------------------------------------------------------------------------------------------
+# What pip is asked for when the wheels of an image are downloaded.
+
+
+def test_pip_is_our_own_whatever_lies_in_the_current_folder(tmp_path: Path) -> None:
+    """`up --provider docker` downloads as root, in whatever folder it is typed."""
+    foreign = tmp_path / "pip"
+    foreign.mkdir()
+    for name in ("__init__.py", "__main__.py"):
+        (foreign / name).write_text("open('ran', 'w')\n")
+    argv = images.make_pip_argv(tmp_path / "wanted", tmp_path / "wheels", registry.read_downloads())
+    pip = [*argv[: argv.index("download")], "--version"]
+    done = subprocess.run(pip, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("pip "), done
+    assert not (tmp_path / "ran").exists()

@@ -5,6 +5,11 @@ from __future__ import annotations
 from clusterctl.core import progress
 from clusterctl.core.progress import BOOTING, PULLING, READY, NodePhases, NodeState
 from clusterctl.machines.bootstrap import StepReporter
+from clusterctl.core.progress import Speedometer
+from clusterctl.actions import common
+from clusterctl.cli.console import Console
+from clusterctl.cli.data import Download
+from clusterctl.core.progress import Meter
 
 
 class Clock:
@@ -103,3 +108,68 @@ def test_the_steps_of_the_bootstrap_are_phases() -> None:
     assert reporter.seconds == {"pulling some/image:1": 9.0, "Docker": 4.0}
     steps = [line.partition(": ")[2] for line in told]
     assert steps == ["pulling some/image:1", "Docker", "the nodes by name"]
+
+
+# ------------------------------------------------------------------------------------------------
+# How fast bytes move, and when somebody may be told how long the rest takes.
+
+
+def test_an_estimate_begins_when_it_can_be_believed() -> None:
+    """A copy of 200 MB in five seconds, after three in which it connected: no word of minutes."""
+    speed, estimates, done = Speedometer(0.0, 0), [], 0
+    for tick in range(33):
+        if tick >= 12:
+            done += 64_000 if tick == 12 else 10_000_000
+        speed.add(tick / 4, done)
+        estimates.append(speed.estimate(200_000_000 - done))
+    assert set(estimates[:19]) == {None}
+    told = [seconds for seconds in estimates if seconds is not None]
+    assert told
+    assert all(seconds < 5 for seconds in told)
+
+
+def test_a_speed_that_changes_tells_nothing() -> None:
+    speed = Speedometer(0.0, 0)
+    for tick in range(1, 12):
+        speed.add(tick / 4, 50_000_000 + tick * 1000)  # buffers, then the network
+    assert speed.estimate(10**9) is None
+
+
+def test_time_in_which_nothing_moved_does_not_count() -> None:
+    """Between the copies of two steps, say."""
+    speed = Speedometer(0.0, 0)
+    for second in (1, 2, 3):
+        speed.add(second, second * 1000)
+    for second in range(4, 60):
+        speed.add(second, 3000)
+    for second in (60, 61, 62):
+        speed.add(second, 3000 + 1000 * (second - 59))
+    assert speed.rate == 1000
+    assert speed.estimate(5000) == 5
+
+
+# ------------------------------------------------------------------------------------------------
+# How far downloads and copies are.
+
+
+def test_downloads_count_beside_copies() -> None:
+    download, (before, _) = Download(Console()), common.count_copied()
+    download("train.bin", 10, 100)
+    assert download.count() == (before + 10, 90)
+    download("train.bin", 100, 100)
+    download("test.bin", 5, 0)
+    assert download.count() == (before + 105, None), "no server tells its size"
+
+
+def test_copies_under_way_know_what_is_left() -> None:
+    copies = Meter()
+    assert copies.left is None
+    with copies.count_copy(100) as first:
+        first.add(30)
+        with copies.count_copy(50) as second:
+            second.add(60)  # an archive is larger than the files in it
+            assert (copies.read(), copies.left) == (90, 70)
+            with copies.count_copy(None):
+                assert copies.left is None
+        assert copies.left == 70
+    assert (copies.read(), copies.left) == (90, None)

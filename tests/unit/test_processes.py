@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.scripts import processes
+from tests.unit.scripts import processes, until
 
 
 @pytest.fixture
@@ -84,3 +85,47 @@ def test_sweep_tells_what_ranks_left(verb: str, tmp_path: Path) -> None:
     lines = processes(tmp_path, "lab-none/3;", *([verb] if verb == "look" else [verb, "0"]))
     assert lines == ["survivors 0", "started 0", "started 11", "exit 11 3 1700000000.5 2"]
     assert (tmp_path / "env").exists() == (verb != "end")  # the secrets go last
+
+
+# ------------------------------------------------------------------------------------------------
+# How long a command has run already when it begins its work.
+
+
+def test_the_age_of_a_process_counts_from_its_start() -> None:
+    """Not from where our code begins: loading it takes seconds on a busy machine."""
+    program = (
+        "import time; time.sleep(1.2)\n"
+        "from clusterctl.core import clock; print(clock.measure_age())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert float(done.stdout) > 1.1  # the kernel counts hundredths of seconds
+
+
+# ------------------------------------------------------------------------------------------------
+# What runs on this machine while a command waits for it.
+
+
+WAITING = """
+import signal, sys
+from clusterctl import process
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)  # nohup ignores SIGHUP, and who starts the tests may, too
+try:
+    process.run(["sh", "-c", "echo $$ >started; exec sleep 100"], timeout=100)
+except KeyboardInterrupt as stopped:
+    sys.exit(stopped.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_signal_that_ends_us_ends_what_we_wait_for(number: int, tmp_path: Path) -> None:
+    """A build would go on for minutes."""
+    ours = subprocess.Popen([sys.executable, "-c", WAITING], cwd=tmp_path)
+    started = tmp_path / "started"
+    until(lambda: started.exists() and started.read_text().endswith("\n"))
+    ours.send_signal(number)
+    assert ours.wait(timeout=20) == 128 + number
+    with pytest.raises(ProcessLookupError):
+        os.killpg(int(started.read_text()), 0)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 
+from clusterctl.actions import down
+from clusterctl.actions.common import Unfetched, open_store
+from clusterctl.core.job import JobState
 from tests.unit import batch_here
 from tests.unit.batch_here import Queue
 from tests.unit.calling import Call
@@ -85,3 +89,81 @@ def test_a_job_that_the_queue_refuses_is_blamed_on_its_options(
     said = call("run", "train.py")
     assert said.code == 6
     assert "check the options of the job; `clusterctl status lab --live`" in said.err
+
+
+# ------------------------------------------------------------------------------------------------
+# `run --interactive`: a terminal on the nodes of a batch system, which fakes stand for.
+
+
+SIZE = {"slurm": ["--nodes", "1", "--partition", "gpu"], "sge": ["-pe", "mpi", "2"]}
+PROGRAM = {"slurm": "srun", "sge": "qrsh"}
+
+
+@pytest.fixture(params=["slurm", "sge"])
+def attached(
+    request: pytest.FixtureRequest, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Queue:
+    made = batch_here.install(request.param, tmp_path / "attached", monkeypatch)
+    attached = call("attach", f"--{request.param}", "--workdir", str(tmp_path / "work"))
+    assert attached.code == 0, attached
+    made.forget()
+    return made
+
+
+def test_a_dry_run_asks_for_no_nodes(attached: Queue, call: Call) -> None:
+    """It prints the command that the same line runs without it."""
+    words = ["run", "--interactive", *SIZE[attached.system]]
+    said = call(*words, "--dry-run", "hostname", "-f")
+    assert said.code == 0, said
+    assert attached.calls() == []
+    document = call(*words, "--dry-run", "--json", "hostname", "-f").document
+    assert said.out == f"cd {shlex.quote(document['folder'])} && {shlex.join(document['argv'])}\n"
+    assert attached.calls() == []
+    assert call(*words, "hostname", "-f").code == 0
+    assert [line.split() for line in attached.calls()] == [document["argv"]]
+    assert document["argv"][0] == PROGRAM[attached.system]
+    assert document["argv"][-2:] == ["hostname", "-f"]
+
+
+# ------------------------------------------------------------------------------------------------
+# How two ranks are asked for, in the words of each batch system.
+
+
+@pytest.mark.parametrize(("system", "size"), [("slurm", "--nodes 2"), ("sge", "-pe NAME 2")])
+def test_attach_and_verify_ask_for_two_ranks_in_the_words_of_the_batch_system(
+    system: str, size: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_here.install(system, tmp_path / "queue", monkeypatch)
+    attached = call("attach", "lab", f"--{system}", "--workdir", str(tmp_path / "work"))
+    assert f"clusterctl run -c lab {size} reduce_all.py" in attached.err
+    refused = call("verify", "lab")
+    assert refused.code == 2
+    assert f"clusterctl run {size} reduce_all.py" in refused.err
+
+
+# ------------------------------------------------------------------------------------------------
+# What is asked before a cluster with a job goes, on a batch system that fakes stand for.
+
+
+@pytest.mark.parametrize("system", ["slurm", "sge"])
+def test_a_job_that_has_not_ended_is_not_ended_unasked(
+    system: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = batch_here.install(system, tmp_path / "queue", monkeypatch)
+    assert call("attach", "lab", f"--{system}", "--workdir", str(tmp_path / "work")).code == 0
+    assert call("run", "--detach", "train.py").code == 0
+    queue.forget()
+    store, asked = open_store(), list[str]()
+
+    def no(question: str) -> bool:
+        asked.append(question)
+        return False
+
+    asks = Unfetched(ask=no)
+    assert down.take_down(store, "lab", lambda line: None, no, asks, verb="detach") is None
+    [question] = asked
+    assert "job 1 is still running" in question
+    assert [line for line in queue.calls() if line.startswith(("scancel", "qdel"))] == []
+    assert store.read_job(1).state is JobState.QUEUED
+    assert store.list_names() == ("lab",)
+    assert list((tmp_path / "work").glob("lab-*/jobs/1/job.sh"))
