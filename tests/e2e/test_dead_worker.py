@@ -3,50 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 
 import pytest
 
-from tests.e2e.cli import Cli, kill_node, tagged
+from tests.e2e.cli import Cli, kill_node
 
 pytestmark = [pytest.mark.netns, pytest.mark.mpi]
-
-WORKS = """
-import os, time
-open("made", "w").write(os.environ["RANK"])
-print("here", flush=True)
-time.sleep(300)
-"""
-
-
-@pytest.mark.all
-def test_a_worker_that_dies(own: Cli) -> None:
-    own("up")
-    own.script("works.py", WORKS)
-    running = own.start("run", "--retries", 3, "--on-node-loss", "fail", "works.py")
-    running.until("here", times=2)
-    number = running.now().job
-    root = next(node["root"] for node in own.status()["nodes"] if node["name"] == "launcher")
-    copy = f"{root}/jobs/{number}/mirror/worker-2/made"
-    own("ssh", "--json", "launcher", "--", f"until [ -e {copy} ]; do sleep 1; done")
-    kill_node(own, "worker-2")
-    done = running.wait(90)
-    assert done.code not in (0, 6, 130)
-    assert "worker-2 does not answer, its output is missing: " in done.err
-    assert "lost worker-2" in done.err
-    assert "`clusterctl up default`, then `clusterctl rerun 1 --resume` continues" in done.err
-    job = own.job(number)
-    assert (job["state"], job["attempt"]) == ("failed", 1)
-    assert job["reason"] == "lost worker-2: no answer from that address"
-    logs = own("logs", number, code=4)
-    assert logs.of(0) == ["here"]
-    assert "worker-2" in logs.err
-    fetched = own("fetch", number, code=4)
-    assert fetched.out.split() == [f"job-{number}/worker-{n}/made" for n in (1, 2)]
-    assert "worker-2 does not answer" in fetched.err
-    assert "using the launcher's copies of the files of worker-2, as of " in fetched.err
-    refused = own("rerun", "--resume", number, code=4)
-    assert "worker-2" in refused.err
 
 
 TRAINS = """
@@ -116,40 +78,3 @@ def test_a_job_goes_on_without_the_worker_it_has_lost(own: Cli) -> None:
     assert "lost worker-2: continuing job 3 with 1 rank on the others" in done.err
     assert done.of(1)[-1].startswith("step")
     assert int([line for line in done.of(0) if line.startswith("from")][1].split()[1]) >= 20
-
-
-EXCHANGES = """
-import os, sys, time
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-world.barrier()
-print("talks", flush=True)
-while True:
-    together = world.Ibarrier()
-    while not together.Test():
-        time.sleep(0.02)
-    if world.allreduce(os.path.exists(sys.argv[1]), op=MPI.LOR):
-        break
-    time.sleep(0.2)
-print("done", flush=True)
-"""
-
-
-@pytest.mark.all
-def test_an_outage_that_passes_within_15_s_ends_no_job_and_is_told(own: Cli) -> None:
-    own("up")
-    own.script("exchanges.py", EXCHANGES)
-    end = own.folder / "end"
-    running = own.start("run", "exchanges.py", end)
-    running.until("talks", times=2)
-    mark = f"CLUSTERCTL_NODE={own.status()['id']}/worker-2"
-    pid = next(line.split()[0] for line in tagged(mark))
-    cable = ["nsenter", "-t", pid, "-n", "ip", "link", "set", "eth0"]
-    subprocess.run([*cable, "down"], check=True)
-    running.until("worker-2 has not answered for 8 s: ")
-    subprocess.run([*cable, "up"], check=True)
-    running.until("worker-2 answers again")
-    end.touch()
-    done = running.wait(90)
-    assert done.code == 0, done
-    assert done.of(0) == done.of(1) == ["talks", "done"]

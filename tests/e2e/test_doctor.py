@@ -27,23 +27,6 @@ if dist.get_rank() == 1:
 dist.all_reduce(tensor)
 """
 
-STOPS = """
-import os, signal, time
-print("on", flush=True)
-if os.environ["RANK"] == "1":
-    os.kill(os.getpid(), signal.SIGSTOP)
-time.sleep(300)
-"""
-
-PORT_IN_USE = """
-import os, socket, time
-if os.environ["RANK"] == "1":
-    taken = [socket.socket(), socket.socket()]
-    taken[0].bind(("", 0))
-    taken[0].listen()
-    taken[1].bind(taken[0].getsockname())
-time.sleep(20)
-"""
 
 EATS = """
 import os, pathlib, sys
@@ -99,15 +82,6 @@ def test_a_rank_that_skips_an_all_reduce(cli: Cli) -> None:
 
 
 @pytest.mark.all
-def test_a_stopped_rank(cli: Cli) -> None:
-    cli.script("stops.py", STOPS)
-    number = cli.detach("stops.py")
-    found = diagnosed(cli, number, "stopped")
-    assert found["ranks"] == [1]
-    assert "rank 1 on worker-2 is stopped" in found["text"]
-
-
-@pytest.mark.all
 def test_ranks_that_look_for_the_others_on_their_own_machines(cli: Cli) -> None:
     """What the program has set is in no environment that the kernel shows."""
     cli.script("localhost.py", LOCALHOST)
@@ -117,16 +91,6 @@ def test_ranks_that_look_for_the_others_on_their_own_machines(cli: Cli) -> None:
     assert found["ranks"] == [1]
     assert "rank 1 on worker-2 cannot connect to localhost:" in found["text"]
     assert "rank 0 waits at localhost:" in found["text"]
-
-
-@pytest.mark.all
-def test_a_stale_port(cli: Cli) -> None:
-    """The rank that failed first is named, with the cause; also after the job has ended."""
-    cli.script("port.py", PORT_IN_USE)
-    number = cli("run", "port.py", code=1).job
-    found = diagnosed(cli, number, "message:port-used")
-    assert found["ranks"] == [1]
-    assert "a port is taken" in found["text"]
 
 
 @pytest.mark.netns

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import pytest
 
-from tests.e2e.cli import STUBBORN, Cli, Running, of_job, wait_for
+from tests.e2e.cli import STUBBORN, Cli, Running, of_job
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -37,20 +36,6 @@ def test_ctrl_c_ends_everything(cli: Cli, cluster_id: str) -> None:
     assert job["state"] == "cancelled"
     assert set(job["survivors"].values()) == {0}
     assert len(job["survivors"]) == 3
-
-
-@pytest.mark.all
-def test_ctrl_c_on_a_terminal(cli: Cli, cluster_id: str) -> None:
-    """The key itself: the terminal signals whoever is in the foreground."""
-    ours, theirs = os.openpty()
-    started = begin(cli, cluster_id, prefix=("setsid", "--ctty"), stdin=theirs)
-    os.close(theirs)
-    os.write(ours, b"\x03")
-    done = started.wait(PROMISED + 5)
-    os.close(ours)
-    assert of_job(cluster_id, done.job) == []
-    assert done.code == 130
-    assert "no processes left on" in done.err
 
 
 def test_cancel_from_another_terminal(cli: Cli, cluster_id: str) -> None:
@@ -104,21 +89,3 @@ def test_ctrl_c_while_waiting_in_the_queue(cli: Cli, cluster_id: str) -> None:
     assert cli.job(done.job)["state"] == "cancelled"
     assert cli.job(first)["state"] == "running"
     cli("cancel", first)
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("after", [0.2, 0.35, 0.5])
-def test_ctrl_c_at_any_moment_of_the_start(cli: Cli, cluster_id: str, after: float) -> None:
-    """Staging, starting, running: whenever it comes, nothing stays."""
-    cli.script("waits.py", "import time; time.sleep(300)")
-    known = cli.jobs()
-    started = cli.start("run", "waits.py")
-    time.sleep(after)
-    started.interrupt()
-    done = started.wait(PROMISED + 5)
-    assert done.code == 130, done
-    assert "Traceback" not in done.err
-    for number, job in cli.jobs().items():
-        if number not in known:
-            assert job["state"] in ("cancelled", "failed"), job
-            wait_for(lambda n=number: not of_job(cluster_id, n), PROMISED, "it to be gone")

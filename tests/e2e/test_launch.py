@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 
 import pytest
 
@@ -41,25 +39,6 @@ def test_a_program_that_fails_ends_its_cluster_too(own: Cli) -> None:
     assert own.json("list")["clusters"] == []
     missing = own("launch", "nothing.py", code=2)
     assert "nodes" not in missing.err  # a mistake costs no cluster
-
-
-@pytest.mark.all
-def test_a_reader_that_has_gone_leaves_no_cluster(own: Cli) -> None:
-    own.script("talks.py", "while True:\n    print('x' * 4096, flush=True)")
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [own.python, "-m", "clusterctl", "launch", "talks.py"],
-        cwd=own.folder,
-        env=own.environment({}),
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-    )
-    os.close(write)
-    assert done.returncode == 141, done
-    assert own.json("list")["clusters"] == []
 
 
 def test_ctrl_c_ends_the_cluster(own: Cli) -> None:

@@ -160,16 +160,3 @@ def test_a_compiled_program_is_no_output_and_fetched_files_are_not_staged(cli: C
     assert "stage: 1 file" in cli("run", "--dry-run", "./-writes.c").out
     (cli.folder / "file").touch()
     assert "is a file" in cli("fetch", done.job, "--to", "file", code=2).err
-
-
-@pytest.mark.all
-def test_outputs_that_go_with_their_workers_are_named_and_logs_are_saved(own: Cli) -> None:
-    own("up", "--workers", 2)
-    own.script("keeps.py", "import os; open('kept', 'w').write(os.environ['RANK']); print('wrote')")
-    number = own.detach("keeps.py")
-    own.until_state(number, "succeeded")
-    said = own("up", "--workers", 1)
-    assert f"job {number} has unfetched outputs there: 1 B" in said.err
-    assert "to be removed: worker-2" in said.err
-    assert own("logs", number).of(1) == ["wrote"]
-    assert [item["node"] for item in own.json("fetch", number)["files"]] == ["worker-1"]

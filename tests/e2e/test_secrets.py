@@ -74,22 +74,20 @@ def forgotten(folder: Path) -> None:
     wait_for(lambda: not holding(folder), 10, lambda: f"still in {holding(folder)}")
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("torchrun", marks=pytest.mark.all)])
-def test_a_secret_is_in_no_argv_record_log_or_output(cli: Cli, launcher: str) -> None:
+def test_a_secret_is_in_no_argv_record_log_or_output(cli: Cli) -> None:
     """From --env-file, all are secret: only the ranks see them, through a 0600 file that goes."""
     secrets = cli.folder.parent / "app.env"
     secrets.write_text(f"APP_SETTING={VALUE}\n")
     secrets.chmod(0o600)
     cli.script("uses.py", PROGRAM)
-    options = ("--launcher", launcher, "--env-file", str(secrets), "uses.py")
+    options = ("--env-file", str(secrets), "uses.py")
     with watched() as seen:
         plans = [
             cli("run", "--dry-run", *options),
             cli("run", "--dry-run", "--verbose", *options),
             cli("run", "--dry-run", "--json", *options),
+            cli("run", "--emit", "sh", *options),
         ]
-        if launcher == "mpirun":
-            plans.append(cli("run", "--emit", "sh", *options))
         done = cli("run", "--verbose", *options)
         shown = [cli("jobs", "--json"), cli("jobs"), cli("logs", done.job), cli("status", "-v")]
     for rank in (0, 1):

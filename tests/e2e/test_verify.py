@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Need
-from tests.e2e.cli import Cli, Done, of_job, wait_for
+from tests.e2e.cli import Cli, Done, wait_for
 
 pytestmark = [pytest.mark.sshd, pytest.mark.netns]
 
@@ -57,29 +57,6 @@ def test_a_slow_link(cli: Cli, need: Need) -> None:
     assert "little for a machine" in line
     assert "from worker-1 to worker-2" in line
     assert "of worker-1 is shaped by tc: tbf rate 20Mbit" in line
-
-
-@pytest.mark.all
-def test_a_cluster_with_a_job_is_left_alone(cli: Cli, cluster_id: str) -> None:
-    """Until the job has ended, whether or not anybody has asked for it since."""
-    cli.script(
-        "waits.py",
-        "import pathlib, sys, time\nprint('on', flush=True)\n"
-        "while not pathlib.Path(sys.argv[1]).exists():\n    time.sleep(0.1)\n",
-    )
-    gate = cli.folder / "gate"
-    number = cli.detach("waits.py", gate)
-    wait_for(lambda: cli("logs", number).out.count("on") == 2, 30, "the job to begin")
-    done = cli("verify", "--quick", code=7)
-    assert f"job {number} may be running" in done.err
-    assert "--now" in done.err
-    gate.touch()
-    wait_for(lambda: not of_job(cluster_id, number), 30, "the job to end")
-
-    def measured() -> bool:
-        return cli("verify", "--quick", code=None).code in (0, 8)
-
-    wait_for(measured, 30, "its supervisor to note the end, after the last process has gone")
 
 
 @pytest.mark.all

@@ -15,17 +15,6 @@ from tests.e2e.cli import Cli, wait_for
 pytestmark = [pytest.mark.sshd, pytest.mark.netns]
 
 CGROUPS = Path("/sys/fs/cgroup")
-KILLS = """
-end=$(($(date +%s) + 60))
-while [ "$(date +%s)" -lt $end ]; do
-    for maps in $(grep -ls libtorch_cpu /proc/[0-9]*/maps); do
-        process=${maps#/proc/}
-        kill -KILL ${process%/maps} && exit
-    done
-    sleep 0.02
-done
-"""
-"""Ends the first process on the node that has loaded PyTorch."""
 NOISE = """
 for one in $(seq 24); do
     setsid timeout 60 sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &
@@ -71,35 +60,6 @@ def test_a_disk_that_cannot_be_written_hides_nothing_else(cli: Cli) -> None:
     judged = {v["what"] for v in document["verdicts"] if v["subject"] == "worker-1"}
     assert {"cores", "core speed", "memory copy", "clock"} <= judged
     assert [v["subject"] for v in document["verdicts"] if v["what"] == "bandwidth"]
-
-
-@pytest.mark.all
-@pytest.mark.mpi
-def test_a_gemm_that_is_killed_hides_nothing_else(cli: Cli) -> None:
-    """As the kernel ends what takes too much memory. The links are measured afterwards."""
-    cli("ssh", "worker-1", "--", f"setsid sh -c '{KILLS}' </dev/null >/dev/null 2>&1 &")
-    document = cli("verify", "--json", code=8, timeout=120).document()
-    [(subject, _, text)] = [row for row in rows(document, "low") if row[1] == "GEMM"]
-    assert subject == "worker-1"
-    assert text == "not measured: its process was ended by SIGKILL: most likely, memory ran out"
-    judged = {v["what"] for v in document["verdicts"] if v["subject"] == "worker-1"}
-    assert {"cores", "core speed", "memory copy", "disk write", "clock"} <= judged
-    assert [v["subject"] for v in document["verdicts"] if v["what"] == "bandwidth"]
-
-
-@pytest.mark.all
-def test_a_clock_that_is_wrong(cli: Cli) -> None:
-    """All nodes of a machine have one clock: a program in place of `date` makes that of a node
-    wrong, where the probe reads it."""
-    other = "cp $(command -v date) /run/right-date && printf '%s\n' '#!/bin/sh'"
-    other += ' \'exec /run/right-date -d "90 seconds ago" "$@"\' >/run/date'
-    other += " && chmod 755 /run/date && mount --bind /run/date $(command -v date)"
-    with broken(cli, "worker-2", other, "umount $(command -v date)"):
-        found = [row for row in low(cli, "--quick") if row[1] == "clock"]
-    # Of two nodes, either may be the one that is right.
-    [(_, _, text)] = found
-    assert text.startswith(("90.", "89."))
-    assert "start a time service there" in text
 
 
 def test_a_link_without_a_connection(cli: Cli) -> None:
