@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from clusterctl.core import progress
-from clusterctl.core.progress import BOOTING, PULLING, READY, NodePhases, NodeState
-from clusterctl.machines.bootstrap import StepReporter
-from clusterctl.core.progress import Speedometer
 from clusterctl.actions import common
 from clusterctl.cli.console import Console
 from clusterctl.cli.data import Download
-from clusterctl.core.progress import Meter
+from clusterctl.core import progress
+from clusterctl.core.progress import (
+    BOOTING,
+    PULLING,
+    READY,
+    Meter,
+    NodePhases,
+    NodeState,
+    Speedometer,
+)
+from clusterctl.machines.bootstrap import StepReporter
 
 
 class Clock:
