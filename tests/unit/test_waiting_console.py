@@ -239,7 +239,7 @@ class Hanging(Ec2Provider):
 
 
 LINES = (
-    "up lab --yes|up lab --dry-run|start --yes|gc --yes|status|status --live|list --all|cost"
+    "up lab --yes|up lab --dry-run|start --yes|gc --yes|status|status --live|cost"
     "|allow 192.0.2.1|extend --ttl 4h --yes|stop --yes|down --yes|gc --adopt other"
 )
 
