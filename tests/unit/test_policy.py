@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.core import assets
+from clusterctl.core.text import read_toml
 from clusterctl.machines import ec2
 from clusterctl.machines.ec2.remove import KINDS
 from tests.sim.ec2.authorization import asks
@@ -41,58 +42,10 @@ def may(action: str, tags: dict[str, str], new: dict[str, str] = OWN, **paramete
 
 
 ID = "0123456789abcdef0"
-TAGGING = {"ResourceId_1": f"i-{ID}", "Tag_1_Key": TAG, "Tag_1_Value": "lab-1"}
-CALLS = {
-    "CreateNatGateway": {"SubnetId": f"subnet-{ID}", "AllocationId": f"eipalloc-{ID}"},
-    "AssociateRouteTable": {"RouteTableId": f"rtb-{ID}", "SubnetId": f"subnet-{ID}"},
-    "AttachInternetGateway": {"InternetGatewayId": f"igw-{ID}", "VpcId": f"vpc-{ID}"},
-    "AuthorizeSecurityGroupEgress": {"GroupId": f"sg-{ID}"},
-    "AuthorizeSecurityGroupIngress": {"GroupId": f"sg-{ID}"},
-    "CancelSpotInstanceRequests": {"SpotInstanceRequestId_1": "sir-0123abcd"},
-    "CreateLaunchTemplateVersion": {"LaunchTemplateId": f"lt-{ID}"},
-    "CreateRoute": {"RouteTableId": f"rtb-{ID}", "GatewayId": f"igw-{ID}"},
-    "CreateRouteTable": {"VpcId": f"vpc-{ID}"},
-    "CreateSubnet": {"VpcId": f"vpc-{ID}"},
-    "CreateTags": TAGGING,
-    "DeleteInstanceConnectEndpoint": {"InstanceConnectEndpointId": f"eice-{ID}"},
-    "DeleteInternetGateway": {"InternetGatewayId": f"igw-{ID}"},
-    "DeleteKeyPair": {"KeyName": "theirs"},
-    "DeleteLaunchTemplate": {"LaunchTemplateId": f"lt-{ID}"},
-    "DeleteNatGateway": {"NatGatewayId": f"nat-{ID}"},
-    "DeleteNetworkInterface": {"NetworkInterfaceId": f"eni-{ID}"},
-    "DeletePlacementGroup": {"GroupName": "theirs"},
-    "DeleteRouteTable": {"RouteTableId": f"rtb-{ID}"},
-    "DeleteSecurityGroup": {"GroupId": f"sg-{ID}"},
-    "DeleteSubnet": {"SubnetId": f"subnet-{ID}"},
-    "DeleteVolume": {"VolumeId": f"vol-{ID}"},
-    "DeleteVpc": {"VpcId": f"vpc-{ID}"},
-    "DetachInternetGateway": {"InternetGatewayId": f"igw-{ID}", "VpcId": f"vpc-{ID}"},
-    "DisassociateAddress": {"AllocationId": f"eipalloc-{ID}"},
-    "DisassociateRouteTable": {"AssociationId": f"rtbassoc-{ID}"},
-    "ModifyInstanceAttribute": {"InstanceId": f"i-{ID}"},
-    "ReleaseAddress": {"AllocationId": f"eipalloc-{ID}"},
-    "ReplaceRoute": {"RouteTableId": f"rtb-{ID}", "NatGatewayId": f"nat-{ID}"},
-    "RevokeSecurityGroupEgress": {"GroupId": f"sg-{ID}"},
-    "RevokeSecurityGroupIngress": {"GroupId": f"sg-{ID}"},
-    "StartInstances": {"InstanceId_1": f"i-{ID}"},
-    "StopInstances": {"InstanceId_1": f"i-{ID}"},
-    "TerminateInstances": {"InstanceId_1": f"i-{ID}"},
-}
-"""Every action about something that exists, as a call."""
+TABLES = read_toml(Path(__file__).with_name("policy.toml"))
+CALLS: dict[str, dict[str, str]] = TABLES["calls"]
 
-NEW = {
-    "AllocateAddress",
-    "CreateInstanceConnectEndpoint",
-    "CreateInternetGateway",
-    "CreateLaunchTemplate",
-    "CreatePlacementGroup",
-    "CreateSecurityGroup",
-    "CreateVpc",
-    "ImportKeyPair",
-    "RunInstances",
-}
-"""What they make is new. Machines, endpoints and security groups may be in anybody's network
-(`up --vpc`)."""
+NEW = set(TABLES["new"])
 
 
 def test_every_action_is_looked_at_here() -> None:
@@ -116,47 +69,9 @@ def test_every_action_is_looked_at_here() -> None:
     assert not [one for one in actions() if "*" in one]
 
 
-DISK_KEY = {
-    "kms:CreateGrant",
-    "kms:Decrypt",
-    "kms:DescribeKey",
-    "kms:GenerateDataKeyWithoutPlaintext",
-    "kms:ReEncryptFrom",
-    "kms:ReEncryptTo",
-}
-"""What EC2 does with the account's key for disks, in the name of who asks for a machine."""
+DISK_KEY = set(TABLES["disk_key"])
 
-PROVIDER = {
-    "AllocateAddress",  # for a NAT gateway, as the next two
-    "CreateNatGateway",
-    "DescribeAddressesAttribute",
-    "AssociateRouteTable",
-    "AttachInternetGateway",
-    "AuthorizeSecurityGroupEgress",
-    "CreateInternetGateway",
-    "CreateLaunchTemplate",
-    "CreateLaunchTemplateVersion",  # EFA in another zone
-    "CreatePlacementGroup",
-    "CreateRoute",
-    "CreateRouteTable",
-    "CreateSecurityGroup",
-    "CreateSubnet",
-    "CreateTags",  # which IAM is asked about where something is made with tags
-    "CreateVpc",
-    "DescribeInstanceAttribute",
-    "DescribeInstanceCreditSpecifications",
-    "DescribeLaunchTemplateVersions",
-    "DescribeNetworkAcls",
-    "DescribeTags",
-    "DescribeVpcAttribute",
-    "GetInstanceUefiData",
-    "ImportKeyPair",
-    "ModifyInstanceAttribute",
-    "ReplaceRoute",  # private workers in another zone
-    "RevokeSecurityGroupEgress",
-}
-"""What Terraform's provider calls for infra/ec2 and clusterctl does not, as the simulator wrote it
-down (EC2_CALLS, tests/ec2/conftest.py)."""
+PROVIDER = set(TABLES["provider"])
 
 
 def called_by_us() -> set[str]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from clusterctl.core.text import read_toml
 from tests.sim.ec2.wire import Request, pairs
 
 ACCOUNT = "123456789012"
@@ -19,51 +21,12 @@ Tags = Mapping[str, str]
 Look = Callable[[str], Tags]
 """The tags of what there is, by its id or name."""
 
-NEW = {
-    "AllocateAddress": ("elastic-ip",),
-    "CreateInstanceConnectEndpoint": ("instance-connect-endpoint",),
-    "CreateInternetGateway": ("internet-gateway",),
-    "CreateLaunchTemplate": ("launch-template",),
-    "CreateNatGateway": ("natgateway",),
-    "CreatePlacementGroup": ("placement-group",),
-    "CreateRouteTable": ("route-table",),
-    "CreateSecurityGroup": ("security-group",),
-    "CreateSubnet": ("subnet",),
-    "CreateVolume": ("volume",),
-    "CreateVpc": ("vpc",),
-    "ImportKeyPair": ("key-pair",),
-    "RunInstances": ("instance", "volume", "network-interface"),
-}
-"""What an action makes; a spot instance comes with its request."""
+TABLES = read_toml(Path(__file__).with_name("authorization.toml"))
+NEW = TABLES["new"]
 
-KINDS = {
-    "ami": "image",
-    "eice": "instance-connect-endpoint",
-    "eipalloc": "elastic-ip",
-    "eni": "network-interface",
-    "i": "instance",
-    "igw": "internet-gateway",
-    "key": "key-pair",
-    "lt": "launch-template",
-    "nat": "natgateway",
-    "pg": "placement-group",
-    "rtb": "route-table",
-    "rtbassoc": "route-table",
-    "sg": "security-group",
-    "sir": "spot-instances-request",
-    "subnet": "subnet",
-    "vol": "volume",
-    "vpc": "vpc",
-    "vpce": "vpc-endpoint",
-}
-"""Beginnings of ids, as ARNs call what they name."""
+KINDS = TABLES["kinds"]
 
-NAMES = {
-    "KeyName": "key-pair",
-    "GroupName": "placement-group",
-    "Placement.GroupName": "placement-group",
-}
-"""Parameters that name something which exists."""
+NAMES = TABLES["names"]
 
 
 def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any]]:
@@ -80,9 +43,9 @@ def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any
     if request.service != "ec2" or request.action.startswith(("Describe", "Get")):
         yield {"action": action, "resource": "*", "context": {}}
         return
-    new = NEW.get(request.action, ())
+    new = list(NEW.get(request.action, ()))
     if request.parameters.get("InstanceMarketOptions.MarketType") == "spot":
-        new = (*new, "spot-instances-request")
+        new.append("spot-instances-request")
     for kind in new:
         tags = _keys("aws:RequestTag", new_tags(kind))
         arn = _arn(request, kind, "*")
@@ -121,22 +84,9 @@ def _make_interface(request: Request, look: Look) -> Iterator[dict[str, Any]]:
 def _said_of(kind: str, form: Mapping[str, Any]) -> dict[str, str]:
     """Condition keys of what RunInstances makes, as its request says it: EC2 does not look them up
     in a launch template (karpenter-provider-aws, pull request 9256)."""
-    keys = {
-        "instance": {
-            "ec2:InstanceType": "InstanceType",
-            "ec2:MetadataHttpTokens": "MetadataOptions.HttpTokens",
-            "ec2:MetadataHttpPutResponseHopLimit": "MetadataOptions.HttpPutResponseHopLimit",
-        },
-        "volume": {
-            "ec2:Encrypted": "BlockDeviceMapping.1.Ebs.Encrypted",
-            "ec2:VolumeSize": "BlockDeviceMapping.1.Ebs.VolumeSize",
-            "ec2:VolumeType": "BlockDeviceMapping.1.Ebs.VolumeType",
-        },
-        "network-interface": {
-            "ec2:AssociatePublicIpAddress": "NetworkInterface.1.AssociatePublicIpAddress",
-        },
+    return {
+        key: str(form[name]) for key, name in TABLES["said"].get(kind, {}).items() if name in form
     }
-    return {key: str(form[name]) for key, name in keys.get(kind, {}).items() if name in form}
 
 
 def _scheduling(action: str, request: Request) -> Iterator[dict[str, Any]]:

@@ -7,71 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from clusterctl.core.text import read_toml
 from tests.sim.ec2.wire import Answer, ApiError, Request, document
 
-PRICES = {
-    "t3.micro": 0.0104,
-    "t3.small": 0.0208,
-    "t3.medium": 0.0416,
-    "t3.large": 0.0832,
-    "t3.xlarge": 0.1664,
-    "c5.xlarge": 0.17,
-    "c7i.xlarge": 0.1785,
-    "m5.xlarge": 0.192,
-    "g4dn.xlarge": 0.526,
-    "g4dn.2xlarge": 0.752,
-    "g4dn.12xlarge": 3.912,
-    "g4ad.xlarge": 0.37853,
-    "g4ad.2xlarge": 0.54117,
-    "g5.xlarge": 1.006,
-    "g6.xlarge": 0.8048,
-    "p4d.24xlarge": 21.957642,
-}
-"""USD an hour on demand, Linux, in us-east-1; a tenth more elsewhere."""
+TABLES = read_toml(Path(__file__).with_name("market.toml"))
+PRICES = TABLES["prices"]
 
 DISKS = {"gp3": 0.08, "gp2": 0.10}  # USD for a GiB and month
 ADDRESS = 0.005  # USD an hour for a public IPv4 address
 NAT = {"NatGateway-Hours": ("Hrs", 0.045), "NatGateway-Bytes": ("GB", 0.046)}  # USD
 TRAFFIC = 0.09  # USD for a GB to the internet
 
-QUOTAS = {
-    "L-1216C47A": ("Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances", 256.0),
-    "L-DB2E81BA": ("Running On-Demand G and VT instances", 0.0),
-    "L-417A185B": ("Running On-Demand P instances", 0.0),
-    "L-34B43A08": ("All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests", 256.0),
-    "L-3819A6DF": ("All G and VT Spot Instance Requests", 0.0),
-    "L-C4BD4855": ("All P5 Spot Instance Requests", 0.0),
-    "L-7212CCBC": ("All P Spot Instance Requests", 0.0),
-    "L-6E869C2A": ("Running On-Demand DL instances", 0.0),
-    "L-85EED4F7": ("All DL Spot Instance Requests", 0.0),
-    "L-2C3B7624": ("Running On-Demand Trn instances", 8.0),
-    "L-6B0D517C": ("All Trn Spot Instance Requests", 0.0),
-    "L-1945791B": ("Running On-Demand Inf instances", 8.0),
-    "L-B5D1601B": ("All Inf Spot Instance Requests", 0.0),
-}
-"""Code → name and value, in vCPUs: a new account has no machines with GPUs."""
+QUOTAS = TABLES["quotas"]
 
-SERVICES = {
-    "ec2": "Amazon Elastic Compute Cloud (Amazon EC2)",
-    "vpc": "Amazon Virtual Private Cloud (Amazon VPC)",
-}
+SERVICES = TABLES["services"]
 
-LOCATIONS = {
-    "us-east-1": "US East (N. Virginia)",
-    "us-east-2": "US East (Ohio)",
-    "us-west-2": "US West (Oregon)",
-    "eu-west-1": "EU (Ireland)",
-    "eu-central-1": "EU (Frankfurt)",
-}
-"""The regions that the account has enabled: fewer than a real one, for quick searches."""
-_PREFIXES = {
-    "us-east-2": "USE2-",
-    "us-west-2": "USW2-",
-    "eu-west-1": "EU-",
-    "eu-central-1": "EUC1-",
-}
+LOCATIONS = TABLES["locations"]
+_PREFIXES = TABLES["prefixes"]
 
 
 Changed = Mapping[str, float | None]
