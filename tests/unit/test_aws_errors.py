@@ -100,14 +100,6 @@ def test_what_was_denied_and_by_whom_is_on_the_line() -> None:
     assert CODED in asked.message, "all that AWS has said"
 
 
-@pytest.mark.parametrize("case", cases("exception"))
-def test_an_exception_of_botocore(case: dict[str, Any]) -> None:
-    check(
-        refusals.make_unanswered_error("checking your AWS credentials", case["code"], case["text"]),
-        case,
-    )
-
-
 @pytest.mark.parametrize(
     ("code", "text", "account"),
     [

@@ -10,8 +10,6 @@ from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.fake_ec2 import Cloud, FakeApi
 
 DENIED = ("UnauthorizedOperation", "You are not authorized to perform this operation.")
-PROTECTED = ("OperationNotPermitted", "The instance 'i-launcher' may not be terminated.")
-BUSY = ("DependencyViolation", "has dependencies")
 
 
 def removed(cloud: Cloud) -> list[str]:
@@ -48,39 +46,11 @@ def test_gc_says_what_aws_has_left(cloud: Cloud) -> None:
     assert "left over" in told[-1]
 
 
-@pytest.mark.parametrize("refusal", [DENIED, PROTECTED], ids=["denied", "protected"])
-def test_a_refusal_for_good_ends_it_at_once(cloud: Cloud, refusal: tuple[str, str]) -> None:
-    """It took ten minutes of asking again, and named the last thing that waited for the first."""
-    cloud.refusals = {"terminate_instances": refusal, "delete_vpc": BUSY}
-    with pytest.raises(LeftoverError) as caught:
-        removed(cloud)
-    assert "2 instances (i-launcher, i-worker-1)" in caught.value.message
-    assert refusal[0] in caught.value.message
-    assert BUSY[0] not in caught.value.message
-    assert cloud.calls.count("terminate_instances") == 1
-
-
 def test_what_costs_nothing_and_may_not_be_removed_keeps_no_machine(cloud: Cloud) -> None:
     cloud.refusals = {"delete_vpc": DENIED}
     with pytest.raises(LeftoverError, match=r"1 VPC \(vpc-1\) \(delete vpc: your AWS"):
         removed(cloud)
     assert cloud.left() == ["vpc-1"]
-
-
-def test_what_passes_is_asked_again(cloud: Cloud) -> None:
-    class Busy(FakeApi):
-        left = 3
-
-        def call(self, action: str, *more: object, **arguments: object) -> object:
-            if action == "delete_vpc" and self.left:
-                Busy.left -= 1
-                cloud.refusals = {"delete_vpc": BUSY}
-            else:
-                cloud.refusals = {}
-            return super().call(action, *more, **arguments)
-
-    remove.remove_cluster(Busy(cloud), "lab-1", print)
-    assert (cloud.left(), Busy.left) == ([], 0)
 
 
 def test_credentials_that_end_in_between_are_no_empty_cloud(cloud: Cloud) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.actions import up_plan
 from clusterctl.actions.common import open_store
-from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
+from clusterctl.core.model import ClusterSpec, NodeGroup
 from clusterctl.errors import UsageError
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.local.provider import LocalProvider
@@ -45,28 +45,6 @@ def counts(spec: ClusterSpec) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("--gpu g4dn", [4]),
-        ("--gpu g4dn:1", [1]),
-        ("--gpu g4dn:1 --cpu t3.large", [1, 4]),
-        ("--gpu g4dn --workers 3", [3]),
-        ("--cpu c6i.large --workers 1", [1]),
-    ],
-)
-def test_counts_of_the_command_line_go_before_the_settings(
-    line: str,
-    expected: list[int],
-    call: Call,
-    specs: list[ClusterSpec],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CLUSTERCTL_UP_WORKERS", "4")
-    call("up", "--dry-run", *line.split())
-    assert [counts(spec) for spec in specs] == [expected]
-
-
-@pytest.mark.parametrize(
     ("line", "group"),
     [
         ("--gpu g4dn", NodeGroup(count=7, family="g4dn")),
@@ -83,58 +61,6 @@ def test_a_count_that_nobody_says_is_left_open(
     open_store().save(replace(there, spec=replace(there.spec, groups=(group,))))
     call("up", "lab", "--dry-run", *line.split())
     assert [counts(spec) for spec in specs] == [[up_plan.DEFAULT_WORKERS], [7]]
-
-
-@pytest.mark.parametrize("setting", [False, True])
-def test_idle_off_reaches_the_provider(
-    setting: bool, call: Call, specs: list[ClusterSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also for a cluster that has a time: 0 seconds are not the same as none given."""
-    there = cluster()
-    cloud = replace(there.spec.cloud, idle=60.0)
-    open_store().save(replace(there, spec=replace(there.spec, provider="ec2", cloud=cloud)))
-    off: tuple[str, ...] = ("--idle", "off")
-    if setting:
-        monkeypatch.setenv("CLUSTERCTL_UP_IDLE", "off")
-        off = ()
-    call("up", "new", "--provider", "ec2", "--dry-run", *off)
-    call("up", "lab", "--dry-run", *off)
-    monkeypatch.delenv("CLUSTERCTL_UP_IDLE", raising=False)
-    call("up", "lab", "--dry-run")
-    call("up", "lab", "--dry-run", "--idle", "2m")
-    assert [spec.cloud.idle for spec in specs] == [0.0, 0.0, 60.0, 120.0]
-
-
-@pytest.mark.parametrize("key", ["spot = true", 'image = "mine:7"', 'runtime = "docker"'])
-def test_a_general_setting_is_passed_over_where_it_means_nothing(
-    key: str, call: Call, specs: list[ClusterSpec]
-) -> None:
-    Path("clusterctl.toml").write_text(f"{key}\n")
-    call("up", "--dry-run", "--provider", "local")
-    call("up", "--dry-run", "--provider", "ec2")
-    local, ec2 = ((spec.image, spec.runtime, spec.cloud) for spec in specs)
-    assert local == ("", Runtime.HOST, CloudSpec())
-    assert ec2 != local
-
-
-@pytest.mark.parametrize(
-    ("setting", "name"),
-    [
-        ("file", "spot in [up] of {folder}/clusterctl.toml"),
-        ("variable", "CLUSTERCTL_UP_SPOT"),
-    ],
-)
-def test_a_setting_of_the_verb_is_passed_over_with_a_note(
-    setting: str, name: str, call: Call, specs: list[ClusterSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One person's defaults for EC2 must not keep them from a local cluster."""
-    if setting == "file":
-        Path("clusterctl.toml").write_text("[up]\nspot = true\n")
-    else:
-        monkeypatch.setenv("CLUSTERCTL_UP_SPOT", "1")
-    said = call("up", "--dry-run", "--provider", "local")
-    assert f"ignoring {name.format(folder=Path.cwd())}: it works only with EC2" in said.err
-    assert not specs[0].cloud.spot
 
 
 def test_a_shared_folder_is_there_from_the_first_day_or_not_at_all(
@@ -155,27 +81,6 @@ def test_a_shared_folder_is_there_from_the_first_day_or_not_at_all(
 
 
 EFS = "fs-0123456789abcdef0"
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("", ("default", False, "")),
-        ("--shared", ("default", True, "")),
-        ("--shared other", ("other", True, "")),
-        ("other --shared", ("other", True, "")),
-        ("--shared --workers 3", ("default", True, "")),
-        (f"--provider ec2 --shared {EFS}", ("default", True, EFS)),
-        (f"--provider ec2 --shared {EFS} other", ("other", True, EFS)),
-        (f"--provider ec2 other --shared={EFS}:/data", ("other", True, f"{EFS}:/data")),
-        ("--tag --shared=x", ("default", False, "")),
-    ],
-)
-def test_what_follows_shared_is_its_value_if_it_is_a_file_system(
-    line: str, expected: tuple[str, bool, str], call: Call, specs: list[ClusterSpec]
-) -> None:
-    call("up", "--dry-run", "--provider", "local" if "--tag" not in line else "ec2", *line.split())
-    assert [(spec.name, spec.shared, spec.cloud.file_system) for spec in specs] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -207,13 +112,6 @@ def test_shared_is_a_setting_too(value: str, call: Call, specs: list[ClusterSpec
     assert [spec.cloud.file_system for spec in specs] == [theirs, ""]
     assert [spec.shared for spec in specs] == [value != "false", value == "true"]
     assert ("ignoring shared in [up] of" in said.err) is bool(theirs)
-
-
-def test_an_option_of_a_cluster_that_is_there(call: Call) -> None:
-    """Without --provider it is the cluster's: EC2's options are for that one."""
-    open_store().save(cluster(provider="local"))
-    said = call("up", "lab", "--dry-run", "--efa")
-    judge(said, 2, "--efa works only with EC2; the provider of cluster 'lab' is local", "ec2")
 
 
 def test_an_image_needs_containers(call: Call) -> None:

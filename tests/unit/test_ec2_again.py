@@ -18,7 +18,6 @@ from clusterctl.machines.ec2.api import Instance, name_owner
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.ec2.spec import ProviderState, make_reporter
 from clusterctl.machines.protocol import ProviderPlan
-from clusterctl.state.home import Home
 from clusterctl.terraform.binary import Diagnostic, ResourceChange, TerraformError
 from clusterctl.terraform.folder import Terraform
 from tests.unit.fake_ec2 import Allowing, instance
@@ -124,22 +123,6 @@ def attempted(plan: ProviderPlan, *nodes: str, ago: float) -> Cluster:
     )
 
 
-def test_the_plan_says_whether_aws_itself_keeps_the_deadline(
-    provider: Ec2Provider, market: type[Market]
-) -> None:
-    """And without the rights for that it is a plan like any other."""
-    lines = provider.plan(wish()).lines
-    assert "AWS terminates what still runs one minute later" in lines
-    market.refused = ("list_schedule_groups",)
-    plan = provider.plan(wish())
-    [said] = [
-        line for line in plan.lines if line.startswith("AWS itself terminates none of them (")
-    ]
-    assert "list_schedule_groups: your AWS user is not allowed to do that" in said
-    assert said.endswith('"The deadline in AWS", lists the rights')
-    assert plan.question
-
-
 def test_machines_of_an_up_that_broke_off_cost_what_they_are(
     provider: Ec2Provider, market: type[Market]
 ) -> None:
@@ -166,21 +149,6 @@ def settle(provider: Ec2Provider, made: Cluster) -> tuple[Charge, ...]:
 def rates(charges: Iterable[Charge]) -> dict[str, float | None]:
     """Dollars per hour of each machine, without its disk and address."""
     return {item.node: item.hourly for item in charges if item.part == "instance"}
-
-
-def test_an_on_demand_worker_among_spot_ones_is_started_again_at_its_own_price(
-    provider: Ec2Provider, market: type[Market]
-) -> None:
-    """It had taken the place of a lost one, and EC2 or somebody has stopped it."""
-    old = attempted(provider.plan(wish(spot_fallback=True)), "launcher", "worker-1", ago=HOUR)
-    old = replace(old, phase=Phase.READY)
-    market.living, market.stopped = ("launcher", "worker-1", "worker-2"), ("worker-1",)
-    market.on_demand = ("worker-1",)
-    two = replace(wish(spot_fallback=True), groups=(NodeGroup(count=2, family="cpu"),))
-    charges = provider.plan(two, old).charges
-    running = [item for item in charges if item.until is None]
-    assert rates(running) == {"launcher": 10.0, "worker-1": 10.0, "worker-2": 1.0}
-    assert [item.hourly for item in instances(charges, "worker-1")] == [10.0, 10.0]
 
 
 def test_nodes_get_no_later_deadline_than_aws_keeps(
@@ -267,78 +235,6 @@ def test_stopped_machines_past_their_deadline_can_only_go(
     assert no.value.hint == "`clusterctl down lab` removes them"
 
 
-def instances(charges: Iterable[Charge], name: str) -> list[Charge]:
-    return [item for item in charges if (item.node, item.part) == (name, "instance")]
-
-
-def test_what_an_earlier_attempt_never_made_is_not_paid(provider: Ec2Provider) -> None:
-    """But where nobody has looked for so long that it may have come and gone."""
-    current = attempted(provider.plan(wish()), ago=600)
-    [charge] = instances(provider.plan(wish(), current).charges, "worker-1")
-    assert (charge.since, charge.until) == (NOW, None)
-    current = attempted(provider.plan(wish()), ago=3 * DAY)
-    most, charge = instances(provider.plan(wish(), current).charges, "worker-1")
-    assert current.deadline
-    assert (most.unseen, most.until) == (True, current.deadline + 120)
-    assert (charge.since, charge.until) == (NOW, None)
-
-
-def test_what_ended_itself_is_paid_until_then_and_what_is_made_anew_from_now(
-    provider: Ec2Provider, market: type[Market]
-) -> None:
-    current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=3 * DAY)
-    ended, going = instances(provider.plan(wish(), current).charges, "worker-1")
-    assert current.deadline
-    assert (ended.until, going.until) == (current.deadline + 120, None), "at the latest"
-    assert going.since == NOW
-    current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=DAY / 12)
-    market.living = ("launcher", "worker-1")
-    charges = provider.plan(wish(), current).charges
-    assert len(charges) == len(current.charges), "they live: nothing is new"
-    assert {item.until for item in charges} == {None}
-
-
-def test_machines_that_ec2_shows_in_its_second_answer_only_are_paid_once(
-    provider: Ec2Provider, market: type[Market], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An `up` was killed while it launched them."""
-    current = attempted(provider.plan(wish()), ago=12.0)
-    market.living, market.launched = ("launcher", "worker-1"), NOW - 0.8
-    whole, answers = market.list_instances, iter([()])
-
-    def late(self: Market, *filters: Any, **more: Any) -> list[Instance]:
-        return list(next(answers, whole(self, *filters, **more)))
-
-    monkeypatch.setattr(market, "list_instances", late)
-    charges = provider.plan(wish(), current).charges
-    for name in market.living:
-        [charge] = instances(charges, name)
-        assert (charge.since, charge.until) == (NOW - 0.8, None)
-
-
-@pytest.mark.parametrize(
-    ("state", "said"),
-    [
-        (None, "the Terraform state of cluster lab is lost"),
-        ("", "the Terraform state of cluster lab is lost"),
-        ('{"version": 4, "resou', r"the Terraform state \S+/terraform\.tfstate is damaged"),
-    ],
-)
-def test_a_cluster_whose_state_is_lost_is_not_called_adopted(
-    state: str | None, said: str, provider: Ec2Provider, tmp_path: Path
-) -> None:
-    """`up` stops before it asks AWS anything; `down` works without the state."""
-    current = attempted(provider.plan(wish()), "launcher", "worker-1", ago=60)
-    folder = Home(tmp_path).clusters / "lab"
-    (folder / "terraform").mkdir(parents=True)
-    if state is not None:
-        (folder / "terraform" / "terraform.tfstate").write_text(state)
-    with pytest.raises(ProviderError, match=said) as caught:
-        provider.create(current, folder, print)
-    assert "adopted" not in caught.value.message
-    assert "`clusterctl down lab`" in caught.value.hint
-
-
 def test_machines_that_end_are_told_from_those_that_stay(
     provider: Ec2Provider, market: type[Market], tmp_path: Path
 ) -> None:
@@ -349,19 +245,6 @@ def test_machines_that_end_are_told_from_those_that_stay(
     market.ending, market.stopped = ("worker-2",), ("worker-3",)
     found = provider.list_ending(current, tmp_path, ("worker-1", "worker-3", "worker-5"))
     assert found == {"worker-1", "worker-2"}
-
-
-@pytest.mark.parametrize(("spot", "hourly"), [(True, 1.0), (False, 10.0)])
-def test_spot_instances_are_priced_as_such(
-    spot: bool, hourly: float, provider: Ec2Provider
-) -> None:
-    """The launcher is on demand in any case."""
-    plan = provider.plan(wish(spot=spot))
-    [worker] = instances(plan.charges, "worker-1")
-    [launcher] = instances(plan.charges, "launcher")
-    assert (worker.hourly, launcher.hourly) == (hourly, 10.0)
-    assert ("spot" in worker.source, "spot" in launcher.source) == (spot, False)
-    assert worker.source.startswith("AWS spot price" if spot else "AWS price list")
 
 
 @pytest.mark.parametrize(
@@ -381,17 +264,6 @@ def test_the_plan_says_who_replaces_what_ec2_takes_away(
     assert all(
         f"{kind} replaces each" in line and "next `logs -f` or `up`" in line for line in said
     )
-
-
-def test_a_budget_lasts_on_demand_also_at_the_second_attempt(provider: Ec2Provider) -> None:
-    """Nothing was made: all of it may come to cost what it costs on demand."""
-    want = wish(spot_fallback=True, budget=20.0)
-    first = provider.plan(want)
-    again = provider.plan(want, attempted(first, ago=60))
-    assert first.deadline
-    assert again.deadline
-    assert first.deadline - NOW == pytest.approx(HOUR - 120, abs=60)
-    assert again.deadline - NOW == pytest.approx(HOUR - 120, abs=60)
 
 
 def test_a_burstable_type_says_what_it_means(provider: Ec2Provider) -> None:
@@ -475,14 +347,6 @@ def test_terraform_is_asked_again_while_it_gets_on() -> None:
         apply(Halting(5, 0, 2))
     with pytest.raises(TerraformError):
         apply(Halting(5, said=GONE))
-
-
-def test_what_an_attempt_has_half_made_may_be_made_anew() -> None:
-    """Terraform calls it tainted, and replaces it: nobody has it on record as a node."""
-    runner = Halting(1, 1)
-    apply(runner)
-    first = "aws_instance.this[0]"
-    assert runner.may_go == [[], [first], [first, "aws_instance.this[1]"]]
 
 
 def test_many_machines_are_counted_and_few_are_named() -> None:

@@ -151,12 +151,6 @@ def test_the_cluster_goes_where_the_file_system_is() -> None:
     assert mine.vpc == "", "a cluster without one makes its own network"
 
 
-def test_a_folder_of_it_can_be_named() -> None:
-    theirs = survey(Account(), f"{EFS}:/team/ana").file_system
-    assert theirs
-    assert theirs.name_source("us-east-1a") == "10.0.0.97:/team/ana"
-
-
 def test_a_zone_without_a_mount_target_is_no_place_for_the_cluster() -> None:
     assert survey(Account(targets=("us-east-1b",))).zones == ("us-east-1b",)
     with pytest.raises(UsageError, match="has mount targets in us-east-1c") as told:

@@ -71,13 +71,6 @@ def choose(machines: int, *there: str, **free: int) -> dict[str, ZoneSubnets]:
     return network.choose_network(Region(**free), CLOUD, machines, there)
 
 
-def test_private_workers_and_their_launcher_are_in_subnets_of_one_zone() -> None:
-    found = choose(3, public=1, closed=3)
-    assert found == {"us-east-1a": ZoneSubnets("closed", "public", "nat-1")}
-    # AWS Cloud WAN: botocore's model of EC2, Route
-    assert choose(3, public=1, wide=3) == {"us-east-1a": ZoneSubnets("wide", "public", WAN)}
-
-
 def test_more_private_workers_go_where_the_others_are() -> None:
     """Terraform would have to replace those that run."""
     there: Collection[str] = ("public_2", "closed_2")

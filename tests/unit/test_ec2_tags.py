@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from clusterctl.errors import UsageError
 from clusterctl.machines.ec2 import api, deadline, preflight, refusals, spec
 from clusterctl.machines.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
-from tests.unit.making import cluster
 
 
 def wish(*tag: str) -> ClusterSpec:
@@ -42,13 +40,6 @@ def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
 def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         spec.resolve_rules(wish(text), None)
-
-
-def test_a_further_up_adds_tags_and_removes_none() -> None:
-    """The rights of policy.json remove no tags."""
-    before = replace(cluster(provider="ec2"), spec=wish("team=ml", "stage=test"))
-    found = spec.resolve_rules(wish("stage=live", "cost=7"), before)
-    assert found.cloud.tag == ("team=ml", "stage=live", "cost=7")
 
 
 def test_the_dry_runs_have_them() -> None:

@@ -248,13 +248,6 @@ def test_a_lost_spot_worker_stays_lost_where_it_may_not_become_another(tmp_path:
     assert hint in caught.value.hint
 
 
-def test_running_spot_workers_stay_so_where_the_file_that_tells_is_lost(tmp_path: Path) -> None:
-    """Terraform would make other machines of them."""
-    memory = ProviderState(id="lab-1", region="us-east-1")
-    runner = make_all(tmp_path, {("us-east-1b", True)}, memory, **LOST, spots=("worker-2",))
-    assert runner.tried == [("us-east-1b", True)]
-
-
 def test_a_zone_that_had_no_room_is_not_tried_again(tmp_path: Path) -> None:
     """Once machines have been made in another."""
     memory = ProviderState(id="lab-1", region="us-east-1", zone="us-east-1b")

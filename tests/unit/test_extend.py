@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,12 +14,11 @@ import pytest
 from clusterctl.actions import lifetime
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import JobState
-from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, Phase, Reporter, Thing
+from clusterctl.core.model import Charge, CloudSpec, Cluster, Phase, Reporter, Thing
 from clusterctl.core.text import format_time
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.protocol import Cloud
 from clusterctl.state.store import Store
-from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
 from tests.unit.provided import provide
 
@@ -109,25 +107,6 @@ def test_a_tag_that_stays_behind_is_said_and_no_failure(machines: Machines) -> N
     assert "create tags: your AWS credentials have expired" in line
 
 
-def test_the_new_deadline_is_by_the_clock_of_the_cloud(machines: Machines) -> None:
-    machines.ahead = 240.0
-    on_record(machines.store, HOUR)
-    extended, _ = extend(machines.store, "lab", 2 * HOUR, print, unasked)
-    assert extended.deadline == NOW - 240 + 2 * HOUR
-    assert machines.store.read_cluster("lab").deadline == extended.deadline
-
-
-@pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])
-def test_whoever_did_not_answer_the_later_end_is_on_record(machines: Machines, ttl: float) -> None:
-    """Some nodes have the new one, others the old: any of them may cost until then."""
-    end = on_record(machines.store, 2 * HOUR)
-    machines.silent = True
-    with pytest.raises(NodeUnreachable):
-        extend(machines.store, "lab", ttl, print, agreed)
-    kept = machines.store.read_cluster("lab").deadline
-    assert kept == max(end or 0.0, NOW + ttl)
-
-
 @pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])
 def test_a_deadline_that_the_cloud_does_not_move_stays_on_record(
     machines: Machines, ttl: float
@@ -151,13 +130,6 @@ def test_the_record_is_not_behind_while_nodes_are_told(machines: Machines, ttl: 
     done = extend(machines.store, "lab", ttl, print, agreed)
     assert machines.noted == [max(end or 0.0, done[0].deadline)]
     assert machines.store.read_cluster("lab").deadline == done[0].deadline
-
-
-def test_no_node_ends_before_the_record_says(machines: Machines) -> None:
-    """Nodes keep whole seconds."""
-    on_record(machines.store, HOUR)
-    done = lifetime.extend(machines.store, "lab", 2 * HOUR, print, agreed, clock=lambda: NOW + 0.75)
-    assert done[0].deadline == NOW + 2 * HOUR
 
 
 def test_what_has_no_end_may_keep_none(machines: Machines) -> None:
@@ -200,20 +172,6 @@ def test_a_cluster_that_has_ended_is_not_extended(machines: Machines) -> None:
     assert machines.store.read_cluster("lab").deadline == end
 
 
-def test_machines_that_outlive_their_deadline_get_another(machines: Machines) -> None:
-    on_record(machines.store, -HOUR)
-    done = extend(machines.store, "lab", HOUR, print, agreed)
-    assert machines.store.read_cluster("lab").deadline == done[0].deadline > NOW
-
-
-def test_a_ready_cluster_is_extended_by_ssh_alone(machines: Machines) -> None:
-    """Also when credentials have expired, or AWS is silent."""
-    machines.names = ()
-    on_record(machines.store, HOUR)
-    extend(machines.store, "lab", 4 * HOUR, print, unasked)
-    assert len(machines.noted) == 1
-
-
 def running(store: Store, number: int, **changes: Any) -> None:
     store.save_job(job(cluster(), state=JobState.RUNNING, id=number, **changes))
 
@@ -253,24 +211,6 @@ def test_jobs_that_would_be_cut_off_are_named(machines: Machines) -> None:
     assert "jobs running: 1, 3;" in refuse(store, HOUR)
 
 
-def test_a_later_end_asks_nothing_whatever_runs(machines: Machines) -> None:
-    on_record(machines.store, HOUR)
-    running(machines.store, 1)
-    extend(machines.store, "lab", 4 * HOUR, print, unasked)
-    on_record(machines.store, -HOUR)
-    extend(machines.store, "lab", HOUR, print, unasked)
-
-
-def test_without_a_terminal_an_earlier_end_needs_yes(machines: Machines, call: Call) -> None:
-    end = on_record(machines.store, 8 * HOUR, time.time())
-    said = call("extend", "lab", "--ttl", "30m")
-    assert said.code == 2
-    assert "confirm with -y (--yes)" in said.err
-    assert machines.store.read_cluster("lab").deadline == end
-    assert call("extend", "lab", "--ttl", "30m", "--yes").code == 0
-    assert len(machines.noted) == 1
-
-
 def test_a_budget_is_the_limit(machines: Machines) -> None:
     """Three machines at a dollar an hour, and $10: three hours are paid for, four are not."""
     machines.store.save(on_budget(10.0))
@@ -282,28 +222,6 @@ def test_a_budget_is_the_limit(machines: Machines) -> None:
     assert machines.noted == []
     done = extend(machines.store, "lab", 3 * HOUR, print, unasked)
     assert done[1] == pytest.approx(9.0, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("budget", "hours", "cost", "more", "fewer"),
-    [
-        (14.2, 3.5, r"\$14\.6\d", 0.5, 0.0),  # half of its fourth hour costs as much
-        # The cloud removes it a minute after the deadline, and within a minute.
-        (12.5, 3 - 100 / HOUR, r"\$13\.02", 0.0, 30 / HOUR),
-    ],
-)
-def test_a_budget_pays_for_the_whole_hours_of_a_nat_gateway(
-    budget: float, hours: float, cost: str, more: float, fewer: float, machines: Machines
-) -> None:
-    """Three machines and a gateway at a dollar an hour."""
-    made = on_budget(budget)
-    gateway = replace(made.charges[0], part=GATEWAY)
-    machines.store.save(replace(made, charges=(*made.charges, gateway)))
-    with pytest.raises(UsageError, match=f"would cost {cost}"):
-        extend(machines.store, "lab", hours * HOUR, print, unasked)
-    enough = on_budget(budget + more).spec
-    machines.store.save(replace(made, charges=(*made.charges, gateway), spec=enough))
-    extend(machines.store, "lab", (hours - fewer) * HOUR, print, unasked)
 
 
 def test_a_budget_lasts_no_longer_where_a_price_is_unknown(machines: Machines) -> None:

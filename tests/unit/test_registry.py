@@ -175,14 +175,6 @@ def test_docker_hub_has_another_name_in_dockers_settings(docker: Path) -> None:
     assert list(engine["auths"]) == ["https://index.docker.io/v1/"]
 
 
-def test_the_cloud_knows_more_logins(hub: Hub) -> None:
-    hub.serve("team/cpu", "1", login="AWS:token")
-    found = registry.resolve_image(
-        f"{hub.host}/team/cpu:1", lambda host: RegistryLogin("AWS", "token")
-    )
-    assert found.login == RegistryLogin("AWS", "token")
-
-
 @pytest.mark.parametrize(
     ("code", "says", "transient"),
     [
@@ -198,12 +190,6 @@ def test_refusals(hub: Hub, code: int, says: str, transient: bool) -> None:
         registry.resolve_image(f"{hub.host}/team/cpu:1")
     assert (caught.value.exit_code, caught.value.transient) == (3, transient)
     assert caught.value.hint
-
-
-def test_an_image_that_is_not_there(hub: Hub) -> None:
-    hub.serve("team/cpu", "1")
-    with pytest.raises(ProviderError, match=r"there is no image .*/team/cpu:2"):
-        registry.resolve_image(f"{hub.host}/team/cpu:2")
 
 
 @pytest.mark.parametrize("garbage", [b"<html>", b"[1]", b'"x"'])

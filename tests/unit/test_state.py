@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -338,15 +337,6 @@ def test_a_version_that_is_none_is_damage(value: str, store: Store) -> None:
     assert store.read_cluster("lab") == cluster()
 
 
-def test_strangers_in_the_jobs_folder_are_passed_over(store: Store) -> None:
-    """Somebody's backup of a job is no job."""
-    store.save_job(job())
-    copy = store.home.jobs / "7.bak"
-    copy.mkdir()
-    (copy / "job.json").write_bytes((store.locate_job_folder(7) / "job.json").read_bytes())
-    assert [item.id for item in store.list_jobs()] == [7]
-
-
 def test_retire(store: Store) -> None:
     store.save(cluster())
     folder = store.locate_folder("lab")
@@ -389,19 +379,6 @@ def test_numbers_are_never_given_twice(
     numbers = [int(word) for one in processes for word in one.communicate(timeout=60)[0].split()]
     assert sorted(numbers) == list(range(1, 101))
     assert store.reserve_job_id() == 101
-
-
-@pytest.mark.parametrize("left", [None, b"", b"\0\0"], ids=["gone", "empty", "zeros"])
-def test_a_lost_counter_does_not_give_a_jobs_number_again(left: bytes | None, store: Store) -> None:
-    for number in (1, 2, 3):
-        store.save_job(job(id=number))
-    counter = store.home.jobs / "last-id"
-    if left is not None:
-        counter.write_bytes(left)
-    number = 4
-    with suppress(RecordError):
-        number = store.reserve_job_id()
-    assert number > 3
 
 
 # --------------------------------------------------------------------------------------- locks

@@ -152,25 +152,6 @@ def test_the_lock_is_lent_and_the_pid_told(tmp_path: Path) -> None:
     assert command == "terraform apply"
 
 
-def test_state_is_read_without_terraform(tmp_path: Path) -> None:
-    tool = runner(tmp_path, "")
-    assert tool.list_resources() == {}
-    state = {
-        "resources": [
-            {"mode": "data", "type": "aws_ami", "name": "x", "instances": [{}]},
-            {"mode": "managed", "type": "aws_vpc", "name": "this", "instances": [{}]},
-            {
-                "mode": "managed",
-                "type": "aws_instance",
-                "name": "this",
-                "instances": [{"index_key": "worker-1", "attributes": {"id": "i-1"}}],
-            },
-        ]
-    }
-    (tool.folder / "terraform.tfstate").write_text(json.dumps(state))
-    assert tool.list_resources() == {"aws_vpc.this": "", WORKER: "i-1"}
-
-
 WORKER = 'aws_instance.this["worker-1"]'
 
 
@@ -268,20 +249,6 @@ def test_one_init_serves_all_clusters_of_a_module(
         assert link.readlink() == tmp_path / "cache"
     assert inits(tmp_path) == 1
     seeded(tmp_path, "three", module="# another").init()
-    assert inits(tmp_path) == 2
-
-
-def test_what_was_thrown_away_is_installed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TF_PLUGIN_CACHE_DIR", str(tmp_path / "plugins"))
-    again = 'import shutil; shutil.rmtree(".terraform", True)\n'
-    fake(tmp_path, again + INIT.format(pause=""))
-    (tmp_path / "plugins").mkdir()
-    seeded(tmp_path, "one").init()
-    (tmp_path / "plugins").rmdir()
-    tool = seeded(tmp_path, "two")
-    tool.init()
     assert inits(tmp_path) == 2
 
 
@@ -433,16 +400,6 @@ def test_a_process_that_takes_too_long_is_asked_and_then_killed(tmp_path: Path) 
 
 
 STATE = {"version": 4, "resources": [{"mode": "managed", "type": "aws_vpc", "name": "this"}]}
-
-
-def test_a_terraform_that_was_killed_in_its_first_plan_is_run_again(tmp_path: Path) -> None:
-    """It leaves an empty state file, which Terraform itself takes for none."""
-    tool = runner(tmp_path, "")
-    (tool.folder / "terraform.tfstate").touch()
-    assert tool.list_resources() == {}
-    tool.apply({}, lambda event: None, parallelism=10)
-    tool.destroy(lambda event: None, parallelism=10)
-    assert [argv[0] for argv, _ in calls(tool)] == ["apply", "destroy"]
 
 
 @pytest.mark.parametrize(

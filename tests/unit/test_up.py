@@ -322,38 +322,6 @@ def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:
     assert told == "cluster lab is unchanged and ready"
 
 
-def test_what_a_broken_off_up_has_made_is_paid_as_what_it_is() -> None:
-    """Its worker was to be a spot instance, and has come to be on-demand."""
-
-    class OnDemand(Bills):
-        def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
-            launcher, worker = super().list_things(cluster, folder)
-            return [launcher, replace(worker, hourly=4.0, source="AWS price list")]
-
-    found, told = broken_off(replace(lab(), nodes=()), OnDemand(launcher="i-1", worker_1="i-2"))
-    assert {item.node: item.hourly for item in found.charges} == {"launcher": 1.0, "worker-1": 4.0}
-    assert "2 machines, $5.00/h" in told
-
-
-@pytest.mark.parametrize(
-    ("machines", "hours"),
-    [
-        (("i-1", "i-3"), 7),  # a spot worker, made again
-        (("i-4", "i-5"), 8),  # all of them, after their end
-        (("i-1", "i-2"), 8),
-    ],
-)
-def test_new_machines_of_old_names_are_no_old_cluster(
-    machines: tuple[str, str], hours: int
-) -> None:
-    armed = NOW + hours * HOUR
-    bills = Bills(launcher=machines[0], worker_1=machines[1])
-    found, told = broken_off(lab(), bills, deadline=armed)
-    assert (found.phase, found.deadline) == (Phase.CREATING, armed)
-    until = f"until {format_time(armed)}"
-    assert told.startswith(f"still running: 2 machines, $2.00/h {until}: `clusterctl up lab`")
-
-
 G4DN, LARGE = NodeGroup(count=8, family="g4dn"), NodeGroup(count=3, instance_type="c6i.large")
 
 
@@ -410,24 +378,6 @@ def test_the_plan_for_a_cluster_that_is_there_says_what_is_new(
     names = ("launcher", "worker-1", "worker-2")
     store.save(replace(cluster(*map(node, names)), spec=spec, phase=Phase.READY))
     assert up_plan.plan(store, wish, print).lines == ("a plan", line)
-
-
-def test_a_worker_that_was_to_go_and_runs_is_paid_on() -> None:
-    planned = (charge("launcher"), charge("worker-1", until=NOW))
-    bills = Bills(launcher="i-1", worker_1="i-2")
-    assert broken_off(lab(), bills, charges=planned)[0] == lab()
-    found, told = broken_off(lab(phase=Phase.CREATING), bills, charges=planned)
-    assert [(item.node, item.until) for item in found.charges] == [
-        ("launcher", None),
-        ("worker-1", None),
-    ]
-    assert "2 machines, $2.00/h" in told
-
-
-def test_what_a_broken_off_up_has_not_made_costs_nothing() -> None:
-    planned = (charge("launcher"), charge("worker-2", since=NOW - 60))
-    found, _ = broken_off(lab(), Bills(launcher="i-1"), charges=planned)
-    assert [(item.node, item.until) for item in found.charges] == [("launcher", None)]
 
 
 class Gateways(Bills):

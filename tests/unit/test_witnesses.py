@@ -210,18 +210,6 @@ def test_up_removes_no_node_that_terraform_does_not_know(cloud: Cloud, call: Cal
     assert (said.code, cloud.left()) == (3, before)
 
 
-def test_a_cluster_that_was_taken_back_costs_what_its_own_disks_do(
-    cloud: Cloud, call: Call
-) -> None:
-    cloud.gib = 100
-    arrange(cloud, GONE, GONE, RIGHT)
-    said = call("gc", "--adopt", ID, "--region", REGION)
-    assert said.code == 0, said.err
-    charges = open_store().read_cluster("lab").charges
-    assert {charge.item for charge in charges if charge.part == "disk"} == {"100 GiB gp3"}
-    assert {charge.since for charge in charges} == {LAUNCHED}
-
-
 def test_a_cluster_that_was_taken_back_asks_for_its_shared_folder(cloud: Cloud, call: Call) -> None:
     """Its machines do not let us in any more, so that nobody knows what is in it."""
     cloud.shared = "/shared"

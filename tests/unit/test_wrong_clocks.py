@@ -106,14 +106,6 @@ def test_who_knows_the_time_has_to_answer_only_where_it_keeps_the_deadline(
         assert provider.measure_clock(cluster(), tmp_path, lambda line: None) == 0.0
 
 
-def test_an_answer_that_takes_a_second_is_no_wrong_clock(
-    provider: Callable[[float], Ec2Provider],
-) -> None:
-    told: list[str] = []
-    assert provider(1.5).plan(options(), None, told.append).deadline == NOW + HOUR
-    assert not any("clock" in line for line in told)
-
-
 @pytest.mark.parametrize(
     ("ahead", "said"), [(3 * HOUR, "3.0 h ahead"), (-3 * HOUR, "3.0 h behind")]
 )
@@ -129,15 +121,6 @@ def test_nothing_is_started_or_extended_with_a_clock_that_is_hours_off(
         spec.save_state(tmp_path, state)
         with pytest.raises(ProviderError, match=f"clock is {said}"):
             provider(ahead).extend(cluster(), tmp_path, NOW + HOUR)
-
-
-def test_status_says_that_a_cluster_is_from_the_future(tmp_path: Path) -> None:
-    made = cluster(created=NOW, provider="local")
-    store = lab(tmp_path / "nodes").store
-    store.save(made)
-    [said] = status.read_status(store, made, clock=lambda: NOW - 2 * HOUR).warnings
-    assert said.startswith("this machine's clock is at least 2 h behind")
-    assert status.read_status(store, made, clock=lambda: NOW + 1).warnings == ()
 
 
 # ------------------------------------------------------------------------------------- a node's
@@ -189,13 +172,6 @@ def test_a_node_whose_clock_is_ahead_outlives_its_first_look(
     process = agent(3 * 3600)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(2)
-
-
-def test_without_an_answer_a_node_takes_its_own_clock(
-    agent: Callable[..., Any], tmp_path: Path
-) -> None:
-    (tmp_path / "deadline").write_text(f"{int(time.time()) + 3600}\n")
-    assert agent(3 * 3600, answers=False).wait(60) == 0
 
 
 def test_a_live_status_names_nodes_with_another_time(
