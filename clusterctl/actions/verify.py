@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import secrets
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,21 +40,43 @@ from clusterctl.transport.protocol import Channel
 T = TypeVar("T")
 
 # -------------------------------------------------------------------------------------------------
-# Processes on the workers that measure what they are told, for `verify`.
+# Runs templates/insight/probe.py on the workers, which answers a list of requests and ends.
 
-
-MARK = b"@@probe "
 
 PROBE = ("insight/probe_links.py", "insight/probe.py")
+_ANSWER = re.compile(rb"@@probe (.*)\n")
 
 CONNECT, ANSWER = 6.0, 20.0
 """Seconds for connections, and for one answer of a probe."""
 LEAST = 0.5
 """Seconds that even a late answer is waited for."""
-SLACK = 1.0
-"""Seconds that a probe has to tell that its helper did not answer in time."""
+SLACK = 3.0
+"""Seconds beside its measurements that a probe has to start, and to tell that one took too long."""
 
 NO_TIME = "no time left"
+GEMM = "GEMM"
+NODE = ("start", "load", "processor", "memory", "disk")
+"""What is measured of a node: what others use of it comes before what that slows down."""
+PARTS = {
+    **{"start": "cores", "load": "processor", "processor": "processor"},
+    **{"memory": "memory copy", "disk": "disk write", "torch": GEMM, "gemm": GEMM},
+}
+"""What a probe measures, and what people call it."""
+LIMITED = ("processor", "memory", "disk", "torch", "gemm")
+"""What may take the probe along, or too long: it has another process do that."""
+FIGURES = {
+    **{name: name for name in ("cores", "device", "shaping", "throttled", "share", "steal")},
+    **{name: name for name in ("memory", "disk")},
+    **{"speed": "line_rate", "one": "core", "all": "together", "rates": "gemm"},
+}
+"""The figures in a probe's answers, by their names there."""
+
+SHORTEST = 0.02
+"""Seconds of a measurement where there are many to make."""
+FLOWS = 4
+"""Connections over which a link carries data at the same time."""
+LINK_PATIENCE = 5.0
+"""Seconds for a connection between nodes."""
 
 Answer = dict[str, Any]
 
@@ -64,101 +88,14 @@ def list_machines(cluster: Cluster) -> set[str]:
     return {node.facts.boot_id or node.name for node in cluster.workers}
 
 
-class Probes:
-    """A process on each worker (templates/insight/probe.py), which ends with its connection. Those
-    that fail are in `failed`, and are asked no more."""
+@cache
+def _read_program() -> bytes:
+    folder = assets.find_folder("templates")
+    return base64.b64encode(b"".join((folder / part).read_bytes() for part in PROBE))
 
-    def __init__(self, cluster: Cluster, pool: Pool, deadline: Deadline) -> None:
-        self.cluster, self.pool, self.deadline = cluster, pool, deadline
-        self._channels: dict[str, Channel] = {}
-        self._buffers: dict[str, bytearray] = {}
-        self.failed: dict[str, str] = {}
-        self.shared = len(list_machines(cluster)) < len(cluster.workers)
-        """Some of the nodes are one machine, and would disturb each other."""
 
-    def __enter__(self) -> Probes:
-        folder = assets.find_folder("templates")
-        code = base64.b64encode(b"".join((folder / part).read_bytes() for part in PROBE))
-
-        def start(name: str) -> NodeResult:
-            transport = self.pool.find_transport(name)
-            transport.connect(CONNECT)
-            command = _render_command(self.cluster.node(name))
-            channel = transport.open(command, timeout=self.limit_seconds(ANSWER))
-            self._channels[name], self._buffers[name] = channel, bytearray()
-            channel.send(code + b"\n", self.limit_seconds(ANSWER))
-            return NodeResult(node=name, exit_code=0)
-
-        workers = self.cluster.workers
-        self.failed = {node.name: "no Python is installed" for node in workers if not node.python}
-        # What a dead node takes must not be missing for the others.
-        with self.deadline.pause():
-            results = self.pool.call_each(start, self.names)
-        self.failed.update({result.node: result.error for result in results if result.error})
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for channel in self._channels.values():
-            channel.close()
-
-    @property
-    def names(self) -> list[str]:
-        return [node.name for node in self.cluster.workers if node.name not in self.failed]
-
-    def limit_seconds(self, most: float) -> float:
-        """For one answer; never so few that a node has no chance."""
-        return max(LEAST, min(most, self.deadline.left))
-
-    def send(self, name: str, action: str, **values: Any) -> None:
-        if name in self.failed:
-            return
-        try:
-            line = json.dumps({"do": action, **values}).encode() + b"\n"
-            self._channels[name].send(line, self.limit_seconds(ANSWER))
-        except OSError as error:
-            self.failed[name] = describe_reason(error) or "the connection is lost"
-
-    def read_answer(self, name: str, most: float = ANSWER) -> Answer:
-        """Its next answer; {"error": why} where there is none."""
-        deadline = Deadline(most)
-        while name not in self.failed:
-            buffer = self._buffers[name]
-            line, newline, rest = bytes(buffer).partition(b"\n")
-            if newline:
-                buffer[:] = rest
-                if MARK in line:
-                    found: Answer = json.loads(line.partition(MARK)[2])
-                    return found
-                continue  # what a login shell says
-            try:
-                data = self._channels[name].receive(max(0.1, deadline.left))
-            except TimeoutError:
-                self.failed[name] = f"no answer in {deadline.seconds:.2g} s"
-            except OSError as error:
-                self.failed[name] = describe_reason(error) or "the connection is lost"
-            else:
-                if not data:
-                    self.failed[name] = "its Python process ended"
-                buffer += data
-        return {"error": self.failed[name]}
-
-    def ask(
-        self, asked: Mapping[str, Mapping[str, Any]], action: str, most: float = ANSWER
-    ) -> dict[str, Answer]:
-        """One question to several nodes at once, each with values of its own. With a `limit` among
-        these, a process of its own answers it within so many seconds."""
-        for name, values in asked.items():
-            self.send(name, action, **values)
-        until = Deadline(self.limit_seconds(most))
-        found = {}
-        for name, values in asked.items():
-            wait = values["limit"] + SLACK if "limit" in values else until.left
-            found[name] = self.read_answer(name, wait)
-        return found
-
-    def plan_turns(self, names: Sequence[str]) -> list[list[str]]:
-        """Who is measured at once: all, or one after the other where they share a machine."""
-        return [[name] for name in names] if self.shared else [list(names)]
+def _render_input(*requests: Mapping[str, Any]) -> bytes:
+    return b"\n".join((_read_program(), *(json.dumps(each).encode() for each in requests), b""))
 
 
 def _render_command(node: Node) -> str:
@@ -174,93 +111,90 @@ def _render_command(node: Node) -> str:
     return f"exec {agent} {shlex.quote(node.name)} {shlex.quote(command)}"
 
 
-# -------------------------------------------------------------------------------------------------
-# Measures the links between the nodes of a cluster, for `verify`, as far as there is time.
+def _read_answers(text: bytes) -> list[Answer]:
+    """Without what a login shell says."""
+    return [json.loads(found) for found in _ANSWER.findall(text)]
 
 
-FLOWS = (1, 4)
-SHORTEST = 0.01
-"""Seconds of each flow where there are many links."""
-
-LINK_PATIENCE = 5.0
-"""Seconds for a connection."""
-
-Pair = tuple[str, str]
-
-
-def measure_links(found: Measured, probes: Probes, seconds: float, deadline: Deadline) -> None:
-    """All pairs, in rounds in which no node has two partners; nodes of one machine pair by pair.
-    Only the first of them where there is no time for all."""
-    turns: Sequence[Sequence[Pair]] = verify.pair_up(probes.names)
-    if probes.shared:
-        turns = [[pair] for turn in turns for pair in turn]
-    for number, turn in enumerate(turns):
-        if deadline.passed:
-            found.leave_out("link", [f"{a} – {b}" for a, b in turn], NO_TIME)
-            continue
-        # Either side may be silent by now.
-        pairs = [pair for pair in turn if not set(pair) & set(probes.failed)]
-        # Four times as long as one flow, and the connections.
-        brief = max(SHORTEST, min(seconds, deadline.left / (len(turns) - number) / 5))
-        patience = min(LINK_PATIENCE, max(LEAST, deadline.left / 2))
-        found.links += _measure_turn(probes, pairs, brief, patience)
-
-
-def _measure_turn(
-    probes: Probes, turn: Sequence[Pair], seconds: float, patience: float
-) -> list[Link]:
-    address = {node.name: node.private_address for node in probes.cluster.workers}
-    token = secrets.token_hex(8)
-    given = {"token": token, "flows": FLOWS, "seconds": seconds, "patience": patience}
-    for first, _ in turn:
-        probes.send(first, "serve", address=address[first], **given)
-    ports = {first: probes.read_answer(first) for first, _ in turn}
-    called = [pair for pair in turn if "port" in ports[pair[0]]]
-    for first, second in called:
-        probes.send(second, "call", address=address[first], port=ports[first]["port"], **given)
-    answers = {pair: (probes.read_answer(pair[1]), probes.read_answer(pair[0])) for pair in called}
-    found = []
-    for pair in turn:
-        call, served = answers.get(pair, (ports[pair[0]], {}))
-        if error := call.get("error") or served.get("error"):
-            found.append(Link(*pair, error=f"no connection: {error}"))
-        else:
-            flow, rate = served["rates"]
-            found.append(Link(*pair, call["latency"], flow, max(flow, rate), call["back"]))
-    return found
-
-
-# -------------------------------------------------------------------------------------------------
-# Measures the nodes of a cluster, for `verify`: each figure by itself, as far as there is time.
-
-
-GEMM = "GEMM"
-PARTS = {"processor": "processor", "memory": "memory copy", "disk": "disk write", "gemm": GEMM}
-"""What a probe measures, and what people call it."""
-FIGURES = {
-    **{name: name for name in ("cores", "device", "shaping", "throttled", "share", "steal")},
-    **{name: name for name in ("memory", "disk")},
-    **{"speed": "line_rate", "one": "core", "all": "together", "rates": "gemm"},
-}
-"""The figures in a probe's answers, by their names there."""
-TORCH = 20.0
-"""Seconds that loading PyTorch may take: a few, but on a busy machine."""
-
-SHORTEST_PROBE = 0.02
-"""Seconds of a measurement where there are many to make."""
+def _read_answer(channel: Channel, seconds: float) -> Answer:
+    text = b""
+    while not (found := _read_answers(text)):
+        data = channel.receive(seconds)
+        if not data:
+            return {"error": "its Python process ended"}
+        text += data
+    return found[0]
 
 
 class Measured:
-    """The figures and links so far, and what there was no time for."""
+    """The figures and links so far, and what there was no time for. A node with an `error` is not
+    asked again."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, pool: Pool) -> None:
+        self.cluster, self.pool = cluster, pool
         self.figures = {node.name: _start(node) for node in cluster.workers}
         self.links: list[Link] = []
-        self.left_out: list[LeftOut] = []
+        self.left_out: dict[tuple[str, str], list[str]] = {}
+        """Nodes or links, by what was not measured of them and why."""
+        self.shared = len(list_machines(cluster)) < len(cluster.workers)
+        """Some of the nodes are one machine, and would disturb each other."""
 
-    def take(self, name: str, what: str, answer: Answer) -> None:
-        """One more answer: figures, or the reason why there are none. What the schedule cut off
-        may be sound: there was no time for it."""
+    @property
+    def names(self) -> list[str]:
+        return [name for name, figures in self.figures.items() if not figures.error]
+
+    @property
+    def nodes(self) -> tuple[NodeFigures, ...]:
+        """Those of which something was measured, or failed."""
+        return tuple(n for n in self.figures.values() if n.cores or n.error or n.failed)
+
+    def leave_out(self, what: str, names: Iterable[str], why: str) -> None:
+        if subjects := list(names):
+            self.left_out.setdefault((what, why), []).extend(subjects)
+
+    def read_clocks(self, seconds: float) -> None:
+        """What else is asked comes after the first connection, for which nobody waits twice."""
+
+        def read_clock(name: str) -> NodeResult:
+            transport, figures = self.pool.find_transport(name), self.figures[name]
+            before = time.time()
+            result = transport.run("date +%s.%N", timeout=seconds)
+            after = time.time()
+            try:
+                told = float(result.text.split()[-1])
+            except (ValueError, IndexError):
+                why = result.text.strip() or f"`date` ended with {result.exit_code}"
+                figures.failed = {**figures.failed, "clock": why}
+            else:
+                figures.offset, figures.uncertainty = told - (before + after) / 2, after - before
+            return result
+
+        for result in self.pool.call_each(read_clock, self.names):
+            self.figures[result.node].error = result.error
+
+    def probe(
+        self, turn: Sequence[str], actions: Sequence[str], limit: float, **values: Any
+    ) -> None:
+        """Has these nodes measure all that, at the same time, each of it within `limit` seconds."""
+        stdin, commands = {}, {}
+        for node in (self.cluster.node(name) for name in turn):
+            given = {**values, "address": node.private_address, "folder": node.root}
+            limits = [{"limit": limit} if action in LIMITED else {} for action in actions]
+            requests = zip(actions, limits, strict=True)
+            stdin[node.name] = _render_input(*({"do": a, **given, **most} for a, most in requests))
+            commands[node.name] = _render_command(node)
+        for result in self.pool.run(commands, stdin=stdin, timeout=limit * len(actions) + SLACK):
+            answers = _read_answers(result.stdout)
+            for action, answer in zip(actions, answers, strict=False):
+                self._take(result.node, PARTS[action], answer)
+            if not answers:
+                self.figures[result.node].error = result.why
+            elif missing := actions[len(answers) :]:
+                self._take(result.node, PARTS[missing[0]], {"error": result.why})
+
+    def _take(self, name: str, what: str, answer: Answer) -> None:
+        """Figures, or the reason why there are none. What the schedule cut off may be sound: there
+        was no time for it."""
         figures = self.figures[name]
         if answer.get("late"):
             self.leave_out(what, [name], NO_TIME)
@@ -273,100 +207,41 @@ class Measured:
                 setattr(figures, figure, answer[key])
         if answer.get("load", 0.0) > figures.load:
             figures.load, figures.busiest = answer["load"], answer["busiest"]
-        figures.visible = max(figures.visible, answer.get("visible", 0.0))
+        if not self.cluster.one_host:  # where each node shows what all of them do
+            figures.visible = max(figures.visible, answer.get("visible", 0.0))
         more = {f"{GEMM} {name}": why for name, why in answer.get("failed", {}).items()}
         figures.failed = {**figures.failed, **more}
 
-    @property
-    def nodes(self) -> tuple[NodeFigures, ...]:
-        """Those of which something was measured, or failed."""
-        return tuple(n for n in self.figures.values() if n.cores or n.error or n.failed)
+    def connect_pairs(self, pairs: Mapping[str, str], seconds: float, patience: float) -> None:
+        """Measures the links of these pairs, at the same time."""
+        given = {"flows": [FLOWS], "seconds": seconds, "patience": patience}
 
-    def leave_out(self, what: str, names: Iterable[str], why: str) -> None:
-        """Together with others that were left out for the same reason."""
-        if not (subjects := tuple(names)):
-            return
-        for number, item in enumerate(self.left_out):
-            if (item.what, item.why) == (what, why):
-                self.left_out[number] = replace(item, subjects=item.subjects + subjects)
-                return
-        self.left_out.append(LeftOut(what, subjects, why))
+        def measure(first: str) -> NodeResult:
+            server, client = self.cluster.node(first), self.cluster.node(pairs[first])
+            request = {**given, "address": server.private_address, "token": secrets.token_hex(8)}
+            transport = self.pool.find_transport(first)
+            with closing(transport.open(_render_command(server), timeout=ANSWER)) as channel:
+                channel.send(_render_input({"do": "serve", **request}), ANSWER)
+                answer = _read_answer(channel, ANSWER)
+                if "port" in answer:
+                    called = self.pool.find_transport(client.name).run(
+                        _render_command(client),
+                        stdin=_render_input({"do": "call", **request, **answer}),
+                        timeout=ANSWER,
+                    )
+                    told = _read_answers(called.stdout) or [{"error": called.why}]
+                    answer = {**_read_answer(channel, ANSWER), **told[0]}
+            return NodeResult(node=first, exit_code=0, stdout=json.dumps(answer).encode())
 
-
-def measure_nodes(
-    found: Measured, probes: Probes, seconds: float, size: int, deadline: Deadline
-) -> None:
-    """All but the rates of GEMM. `seconds` of each measurement, and bytes on the disk."""
-    for name, why in probes.failed.items():
-        found.figures[name].error = why
-    if deadline.passed:
-        found.leave_out("node", probes.names, NO_TIME)
-        return
-    first = deadline.left / 3  # of a node that is silent, the others must not have to wait longer
-    _read_clocks(found, probes, first)
-    nodes = {node.name: node for node in probes.cluster.workers}
-    addresses = {name: {"address": nodes[name].private_address} for name in probes.names}
-    for name, answer in probes.ask(addresses, "start", first).items():
-        found.figures[name].error = str(answer.get("error", ""))
-        found.take(name, "cores", answer)
-    look_for_others(found, probes, first)
-    _measure_gpus(found, probes, first)
-    turns = probes.plan_turns(probes.names)
-    for number, turn in enumerate(turns):
-        share = deadline.left / (len(turns) - number) / 6
-        given = {"seconds": max(SHORTEST_PROBE, min(seconds, share)), "size": size}
-        for part in ("processor", "memory", "disk"):
-            left = [name for name in turn if name not in probes.failed]
-            asked = {name: {**given, "folder": nodes[name].root} for name in left}
-            _measure_part(found, probes, part, asked, deadline)
-
-
-def look_for_others(found: Measured, probes: Probes, seconds: float) -> None:
-    """Who else uses the processors: all nodes at once, before anything is measured and after all
-    has been, for what comes in between slows the figures down."""
-    everybody: dict[str, Mapping[str, Any]] = {name: {} for name in probes.names}
-    for name, answer in probes.ask(everybody, "load", seconds).items():
-        if probes.cluster.one_host:  # each node shows what all of them do
-            answer = {**answer, "visible": 0.0}
-        found.take(name, "processor", answer)
-
-
-def measure_gemm(found: Measured, probes: Probes, seconds: float, deadline: Deadline) -> None:
-    """PyTorch is loaded on as many nodes of a machine at once as it has cores, and goes again
-    before the next ones."""
-    names = probes.names
-    cores = max((found.figures[name].cores for name in names), default=1) or 1
-    wave = cores if probes.shared else max(1, len(names))
-    for begin in range(0, len(names), wave):
-        group = [name for name in names[begin : begin + wave] if name not in probes.failed]
-        limit = min(TORCH, deadline.left)
-        if limit < LEAST:
-            found.leave_out(GEMM, names[begin:], NO_TIME)
-            return
-        loaded = probes.ask({name: {"limit": limit} for name in group}, "torch")
-        for turn in probes.plan_turns([name for name in group if "error" not in loaded[name]]):
-            asked = {name: {"seconds": seconds} for name in turn}
-            _measure_part(found, probes, "gemm", asked, deadline)
-        for name in group:
-            if "error" in loaded[name]:
-                found.take(name, GEMM, loaded[name])
-        probes.ask({name: {} for name in group if name not in probes.failed}, "end")
-
-
-def _measure_part(
-    found: Measured,
-    probes: Probes,
-    part: str,
-    asked: Mapping[str, Mapping[str, Any]],
-    deadline: Deadline,
-) -> None:
-    if deadline.passed:
-        found.leave_out(PARTS[part], asked, NO_TIME)
-        return
-    limit = min(ANSWER, max(LEAST, deadline.left))
-    limited = {name: {**values, "limit": limit} for name, values in asked.items()}
-    for name, answer in probes.ask(limited, part).items():
-        found.take(name, PARTS[part], answer)
+        for result in self.pool.call_each(measure, list(pairs)):
+            answer = {"error": result.error, **json.loads(result.text or "{}")}
+            link = Link(result.node, pairs[result.node])
+            if answer["error"]:
+                link = replace(link, error=f"no connection: {answer['error']}")
+            else:
+                [rate] = answer["rates"]
+                link = replace(link, latency=answer["latency"], rate=rate, back=answer["back"])
+            self.links.append(link)
 
 
 def _start(node: Node) -> NodeFigures:
@@ -375,34 +250,48 @@ def _start(node: Node) -> NodeFigures:
         node.name,
         kind=kind,
         instance_type=node.instance_type,
+        error="" if node.python else "no Python is installed",
         expected_cores=node.facts.cores,
         expected_gpus=len(node.facts.gpus),
     )
 
 
-def _read_clocks(found: Measured, probes: Probes, seconds: float) -> None:
-    def read_clock(name: str) -> NodeResult:
-        transport, figures = probes.pool.find_transport(name), found.figures[name]
-        before = time.time()
-        result = transport.run("date +%s.%N", timeout=probes.limit_seconds(seconds))
-        after = time.time()
-        if result.error:
-            return result
-        try:
-            told = float(result.text.split()[-1])
-        except (ValueError, IndexError):
-            why = result.text.strip() or f"`date` ended with {result.exit_code}"
-            figures.failed = {**figures.failed, "clock": why}
-        else:
-            figures.offset, figures.uncertainty = told - (before + after) / 2, after - before
-        return result
-
-    for result in probes.pool.call_each(read_clock, probes.names):
-        if result.error:
-            probes.failed[result.node] = found.figures[result.node].error = result.error
+def measure_nodes(
+    found: Measured,
+    actions: Sequence[str],
+    deadline: Deadline,
+    seconds: float,
+    size: int = 0,
+) -> None:
+    """`seconds` of each measurement at most, and bytes on the disk. Nodes of one machine are
+    measured one after the other."""
+    turns = [[name] for name in found.names] if found.shared else [found.names]
+    for number, turn in enumerate(turns):
+        if deadline.passed:
+            for part in dict.fromkeys(PARTS[action] for action in actions):
+                found.leave_out(part, turn, NO_TIME)
+            continue
+        limit = deadline.left / (len(turns) - number)
+        given = {"seconds": max(SHORTEST, min(seconds, limit / len(actions))), "size": size}
+        found.probe(turn, actions, max(LEAST, min(ANSWER, limit)), **given)
 
 
-def _measure_gpus(found: Measured, probes: Probes, seconds: float) -> None:
+def measure_links(found: Measured, seconds: float, deadline: Deadline) -> None:
+    """All pairs, in rounds in which no node has two partners; nodes of one machine pair by pair.
+    Only the first of them where there is no time for all."""
+    turns: Sequence[Sequence[tuple[str, str]]] = verify.pair_up(found.names)
+    if found.shared:
+        turns = [[pair] for turn in turns for pair in turn]
+    for number, turn in enumerate(turns):
+        if deadline.passed:
+            found.leave_out("link", [f"{a} – {b}" for a, b in turn], NO_TIME)
+            continue
+        brief = max(SHORTEST, min(seconds, deadline.left / (len(turns) - number) / 5))
+        patience = min(LINK_PATIENCE, max(LEAST, deadline.left / 2))
+        found.connect_pairs(dict(turn), brief, patience)
+
+
+def measure_gpus(found: Measured, seconds: float) -> None:
     """What each node's GPUs say of themselves, or why they do not."""
     fields = ",".join(verify.GPU_FIELDS)
     tools = {
@@ -415,14 +304,10 @@ def _measure_gpus(found: Measured, probes: Probes, seconds: float) -> None:
             verify.read_rocm_smi,
         ),
     }
-    asked = {
-        node.name: tools[node.accelerator]
-        for node in probes.cluster.workers
-        if node.accelerator in tools and not found.figures[node.name].error
-    }
+    nodes = (found.cluster.node(name) for name in found.names)
+    asked = {n.name: tools[n.accelerator] for n in nodes if n.accelerator in tools}
     commands = {name: command for name, (command, _) in asked.items()}
-    limit = probes.limit_seconds(seconds)
-    for result in probes.pool.run(commands, timeout=limit) if commands else ():
+    for result in found.pool.run(commands, timeout=seconds) if commands else ():
         figures, (_, read) = found.figures[result.node], asked[result.node]
         figures.gpus = read(result.text)
         said = result.text.strip().splitlines() or [result.why]
@@ -455,7 +340,7 @@ class Effort:
 
 
 THOROUGH = Effort(
-    compute=0.25, link=0.2, disk=64 << 20, seconds=28.8, nodes=0.25, gemm=0.5, links=0.6
+    compute=0.25, link=0.2, disk=64 << 20, seconds=28.8, nodes=0.2, gemm=0.55, links=0.62
 )
 QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, seconds=4.6, nodes=0.65, gemm=0.0, links=0.93)
 
@@ -515,7 +400,8 @@ def measure_after_up(
 def _judge(
     cluster: Cluster, found: Measured, reductions: tuple[Reduction, ...], began: float
 ) -> Measurements:
-    nodes, links, left_out = found.nodes, tuple(found.links), tuple(found.left_out)
+    nodes, links = found.nodes, tuple(found.links)
+    left_out = tuple(LeftOut(w, tuple(names), why) for (w, why), names in found.left_out.items())
     one = len(list_machines(cluster)) == 1
     verdicts = verify.judge(nodes, links, reductions, left_out, one_machine=one)
     seconds = time.monotonic() - began
@@ -531,17 +417,23 @@ def _measure(
         return deadline.limit(max(0.0, deadline.left - (1 - share) * deadline.seconds))
 
     report(f"measuring {count(len(cluster.workers), 'node')}")
-    found = Measured(cluster)
-    with Probes(cluster, pool, deadline) as probes:
-        measure_nodes(found, probes, effort.compute, effort.disk, limit(effort.nodes))
-        if effort.gemm:
-            report("measuring GEMM")
-            measure_gemm(found, probes, effort.compute, limit(effort.gemm))
-        if pairs := len(probes.names) * (len(probes.names) - 1) // 2:
-            report(f"measuring {count(pairs, 'link')}")
-        measure_links(found, probes, effort.link, limit(effort.links))
-        if not deadline.passed:
-            look_for_others(found, probes, deadline.left)
+    found = Measured(cluster, pool)
+    # What a dead node takes must not be missing for the others.
+    with deadline.pause():
+        for result in pool.connect(found.names, timeout=CONNECT):
+            found.figures[result.node].error = result.error
+    nodes = limit(effort.nodes)
+    if not nodes.passed:
+        # Of a node that is silent, the others must not have to wait longer.
+        found.read_clocks(max(LEAST, nodes.left / 3))
+        measure_gpus(found, max(LEAST, nodes.left / 3))
+    measure_nodes(found, NODE, nodes, effort.compute, effort.disk)
+    if effort.gemm:
+        report("measuring GEMM")
+        measure_nodes(found, ("torch", "gemm"), limit(effort.gemm), effort.compute)
+    if pairs := len(found.names) * (len(found.names) - 1) // 2:
+        report(f"measuring {count(pairs, 'link')}")
+    measure_links(found, effort.link, limit(effort.links))
     return found
 
 
@@ -605,7 +497,7 @@ def _reduce_all(
         # Each gets its part of the time, and what those before it have left.
         seconds = deadline.left / (len(backends) - number) - ENDING
         if broken or seconds < REDUCTION:
-            found.left_out.append(LeftOut("all-reduce", (f"all-reduce {backend}",), why))
+            found.leave_out("all-reduce", [f"all-reduce {backend}"], why)
             continue
         most = _count_nodes(cluster, backend)
         report(f"all-reduce over {backend}")

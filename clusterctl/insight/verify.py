@@ -83,13 +83,12 @@ class NodeFigures:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between two nodes: latency of a round trip, bytes per second of one flow and of several from
-    the second to the first, and of several the other way; 0: not measured."""
+    """Between two nodes: latency of a round trip, bytes per second from the second to the first,
+    and the other way; 0: not measured."""
 
     first: str
     second: str
     latency: float = 0.0
-    flow: float = 0.0
     rate: float = 0.0
     back: float = 0.0
     error: str = ""
@@ -399,8 +398,6 @@ def _judge_bandwidth(
         text += (
             f"; that is from {' to '.join(way)}, the other way has {faster * 8 / 1e9:.3g} Gbit/s"
         )
-    elif low and link.flow > 1.5 * link.least:
-        text += f"; one flow alone has {link.flow * 8 / 1e9:.3g} Gbit/s"
     text += _describe_devices(link, ends) if low else ""
     return _give(link.name, "bandwidth", low, text, bits, limit, noted=noted)
 

@@ -283,9 +283,7 @@ class Helper:
             return {"error": self.end(0)}
         end, said = time.monotonic() + limit, b""
         while not said.endswith(b"\n"):
-            ready = select.select(
-                [self.answers, sys.stdin], [], [], max(0, end - time.monotonic())
-            )[0]
+            ready = select.select([self.answers], [], [], max(0, end - time.monotonic()))[0]
             if self.answers not in ready:
                 self.end(signal.SIGKILL)
                 return {"error": f"no answer in {limit:.2g} s", "late": True}

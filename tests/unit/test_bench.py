@@ -98,8 +98,8 @@ def test_sizes_that_a_repeat_lacks_are_left_out() -> None:
 
 def test_the_limit_is_the_slowest_link() -> None:
     links = (
-        Link("worker-1", "worker-2", 1e-4, 1e9, 2e9, 1.5e9),
-        Link("worker-1", "worker-3", 3e-4, 1e9, 1e9, 1.2e9),
+        Link("worker-1", "worker-2", 1e-4, 2e9, 1.5e9),
+        Link("worker-1", "worker-3", 3e-4, 1e9, 1.2e9),
         Link("worker-2", "worker-3", error="no connection"),
     )
     assert scaling.find_limit(report(*links)) == HardwareLimit(

@@ -166,7 +166,7 @@ def test_gpus_and_network_as_text() -> None:
 
 def test_what_a_network_carries() -> None:
     """The baseline of the instance type, else what was measured."""
-    links = (Link("a", "b", 1e-5, 1e8, 2e8, 3e8), Link("b", "c", error="no connection"))
+    links = (Link("a", "b", 1e-5, 2e8, 3e8), Link("b", "c", error="no connection"))
     report = Measurements((), links, (), (), 1.0)
     found = top.find_ceilings({"a": "g4dn.xlarge", "b": "", "c": ""}, report)
     assert found == {"a": 5e9 / 8, "b": 3e8}

@@ -17,7 +17,6 @@ from clusterctl.actions.verify import measure_after_up
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, NodeResult
-from clusterctl.errors import NodeUnreachable
 from clusterctl.insight import verify
 from clusterctl.insight.verify import Gpu, LeftOut, Link, Measurements, NodeFigures, Verdict
 from tests.unit.making import cluster, job, node, spec
@@ -45,7 +44,7 @@ def figures(name: str, **changes: object) -> NodeFigures:
 
 
 def links(rate: float = 0.62e9, names: Sequence[str] = NAMES) -> list[Link]:
-    return [Link(a, b, 100e-6, rate, rate) for a, b in combinations(names, 2)]
+    return [Link(a, b, 100e-6, rate) for a, b in combinations(names, 2)]
 
 
 def judge(
@@ -166,7 +165,7 @@ def test_a_slow_link_among_others() -> None:
     """Of instance types without a known baseline."""
     nodes = [figures(name, instance_type="") for name in NAMES]
     of = links()
-    of[2] = replace(of[2], rate=0.062e9, flow=0.062e9)
+    of[2] = replace(of[2], rate=0.062e9)
     [(subject, what, text)] = wrong(judge(*nodes, of=of))
     assert (subject, what) == ("worker-2 – worker-3", "bandwidth")
     assert "10% of the median link" in text
@@ -178,7 +177,7 @@ def test_a_slow_link_among_others() -> None:
 )
 def test_a_link_is_as_fast_as_its_slower_direction(forth: float, back: float, way: str) -> None:
     of = links()
-    of[2] = Link("worker-2", "worker-3", 100e-6, forth, forth, back)
+    of[2] = Link("worker-2", "worker-3", 100e-6, forth, back)
     nodes = [figures(name, instance_type="") for name in NAMES]
     [(_, _, text)] = wrong(judge(*nodes, of=of))
     assert text == (
@@ -213,7 +212,7 @@ def test_a_dead_link() -> None:
 def test_what_limits_a_slow_link_is_named(changes: dict[str, object], says: str) -> None:
     nodes = [figures(name, instance_type="") for name in NAMES[:2]]
     of = links()
-    of[2] = replace(of[2], rate=0.0025e9, back=0.0025e9, flow=0.0025e9)
+    of[2] = replace(of[2], rate=0.0025e9, back=0.0025e9)
     [(_, _, text)] = wrong(judge(*nodes, figures("worker-3", instance_type="", **changes), of=of))
     assert text == f"0.02 Gbit/s, 0.4% of the median link; {says}"
 
@@ -279,7 +278,7 @@ def test_the_table_of_an_all_reduce() -> None:
     assert (found.latency, found.rate) == pytest.approx((19.32e-6, 137.1e6))
     failed = verify.read_reduction("nccl", "Traceback\nRuntimeError: no GPU\n")
     assert failed.error == "RuntimeError: no GPU"
-    unlike = [Link("a", "b", 1e-4, 5e8, 5e8), Link("a", "c", 1e-4, 2.742e8, 2.742e8)]
+    unlike = [Link("a", "b", 1e-4, 5e8), Link("a", "c", 1e-4, 2.742e8)]
     assert verify.judge([], unlike, [found], one_machine=False)[-1].text == (
         "19 µs; 137 MB/s, 50% of the slowest link"
     )
@@ -327,93 +326,84 @@ def test_what_there_was_no_time_for_is_said() -> None:
 # answer as the probe does, or do not.
 
 
-SOUND = {
+SOUND: dict[str, dict[str, object]] = {
     "start": {"cores": 8, "device": "eth0", "speed": None, "shaping": ""},
     "load": {"load": 0.0, "visible": 0.0, "busiest": ""},
     "processor": {"one": 1e9, "share": 1.0, "all": 8e9, "steal": 0.0},
     "memory": {"memory": 1e10},
     "disk": {"disk": 1e9},
+    "call": {"latency": 1e-4, "back": 1e9},
 }
 
 
-Failing = Mapping[str, Mapping[str, object]]
-"""Answers in place of the sound ones, by what was asked."""
+class Server:
+    """The end of a link that is called: it has a port, and then a rate."""
 
-
-class Probe:
-    """What runs on a node: answers each request, or is silent (`silent`) for as long as it may."""
-
-    def __init__(self, silent: bool, spoils: str, failing: Failing, all_asked: list[str]) -> None:
-        self.silent, self.spoils, self.failing = silent, spoils, failing
-        self.asked, self.all_asked = list[str](), all_asked
-        self._answers = bytearray()
+    def __init__(self) -> None:
+        self.said = [{"port": 4711}, {"rates": [1e9]}]
 
     def send(self, data: bytes, timeout: float) -> None:
-        if not data.startswith(b"{"):
-            return  # the program itself
-        request = json.loads(data)
-        self.asked.append(request["do"])
-        self.all_asked.append(request["do"])
-        rates = {"rates": [1e9, 1e9]}
-        links = {"serve": [{"port": 4711}, rates], "call": [{"latency": 1e-4, "back": 1e9}]}
-        for answer in links.get(request["do"], [{**SOUND, **self.failing}.get(request["do"])]):
-            text = self.spoils or json.dumps(answer)
-            self._answers += b"@@probe " + text.encode() + b"\n"
+        pass
 
     def receive(self, timeout: float) -> bytes:
-        if self.silent or not self._answers:
-            raise TimeoutError
-        said = bytes(self._answers)
-        self._answers.clear()
-        return said
+        return b"@@probe " + json.dumps(self.said.pop(0)).encode() + b"\n"
 
     def close(self) -> None:
         pass
 
 
 class Nodes:
-    """A pool with the transports of all nodes: connected, each with its probe."""
+    """A pool of nodes that answer as the probe does: `failing` says what else, None for no answer
+    at all from there on; those that are `away` refuse connections."""
 
     def __init__(
         self,
-        silent: Sequence[str] = (),
-        spoils: str = "",
+        failing: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
         away: str = "",
-        failing: Mapping[str, Failing] = MappingProxyType({}),
+        spoils: str = "",
         date: bytes = b"1700000000.0\n",
     ) -> None:
-        self.silent, self.spoils, self.away, self.failing = silent, spoils, away, failing
-        self.date = date
+        self.failing, self.away, self.spoils, self.date = failing, away, spoils, date
         self.asked: list[str] = []
-        """Of all nodes, in order."""
-        self.probes: dict[str, Probe] = {}
+        self.turns: list[list[str]] = []
+        """Which nodes have measured at the same time."""
 
     def find_transport(self, name: str) -> Any:
         pool = self
 
         class Transport:
-            def connect(self, timeout: float) -> None:
-                if name == pool.away:
-                    raise NodeUnreachable(f"{name} does not answer")
+            def open(self, command: str, timeout: float) -> Server:
+                return Server()
 
-            def open(self, command: str, timeout: float) -> Probe:
-                failing = pool.failing.get(name, {})
-                probe = Probe(name in pool.silent, pool.spoils, failing, pool.asked)
-                return pool.probes.setdefault(name, probe)
-
-            def run(self, command: str, timeout: float) -> NodeResult:
-                return NodeResult(node=name, exit_code=0, stdout=pool.date)
+            def run(self, command: str, timeout: float, stdin: bytes = b"") -> NodeResult:
+                said = pool.answer(name, stdin) if stdin else pool.date
+                return NodeResult(node=name, exit_code=0, stdout=said)
 
         return Transport()
 
+    def answer(self, name: str, stdin: bytes) -> bytes:
+        answers, said = {**SOUND, **self.failing.get(name, {})}, b"Welcome!\n"
+        for request in map(json.loads, stdin.splitlines()[1:]):
+            self.asked.append(request["do"])
+            if answers[request["do"]] is None:
+                break
+            said += b"@@probe " + (self.spoils or json.dumps(answers[request["do"]])).encode()
+            said += b"\n"
+        return said
+
+    def run(self, commands: Any, stdin: Mapping[str, bytes], timeout: float) -> Any:
+        self.turns.append(list(commands))
+        return [
+            NodeResult(node=name, exit_code=137, stdout=self.answer(name, stdin[name]))
+            for name in commands
+        ]
+
+    def connect(self, names: Sequence[str], timeout: float) -> Any:
+        errors = {name: "it does not answer" * (name == self.away) for name in names}
+        return [NodeResult(node=name, error=error) for name, error in errors.items()]
+
     def call_each(self, action: Callable[[str], NodeResult], names: Sequence[str]) -> Any:
-        found = []
-        for name in names:
-            try:
-                found.append(action(name))
-            except NodeUnreachable as error:
-                found.append(NodeResult(node=name, error=error.message))
-        return tuple(found)
+        return [action(name) for name in names]
 
 
 def saved() -> Cluster:
@@ -442,26 +432,25 @@ def test_nodes_and_links_are_measured_and_put_on_record() -> None:
     assert still.time == found.time != again.time, "an earlier `verify` was thrown away"
 
 
-def test_a_node_that_is_silent_is_a_line_of_the_report() -> None:
-    found, _ = measure(saved(), Nodes(silent=["worker-2"]), seconds=2.5)
-    [low] = found.low
-    assert (low.subject, low.what) == ("worker-2", "node")
-    assert "no answer in" in low.text
+@pytest.mark.parametrize("nodes", [Nodes({"worker-2": {"start": None}}), Nodes(away="worker-2")])
+def test_a_node_that_does_not_answer_is_a_line_of_the_report(nodes: Nodes) -> None:
+    found, _ = measure(saved(), nodes)
+    assert [(low.subject, low.what) for low in found.low] == [("worker-2", "node")]
     assert [figures.name for figures in found.nodes if not figures.error] == ["worker-1"]
+    assert found.links == ()
 
 
-def test_a_node_that_is_away_is_a_line_of_the_report() -> None:
-    found, _ = measure(saved(), Nodes(away="worker-1"))
-    assert [(low.subject, low.text) for low in found.low] == [
-        ("worker-1", "worker-1 does not answer")
-    ]
+def test_what_takes_the_probe_along_is_one_line() -> None:
+    found, _ = measure(saved(), Nodes({"worker-2": {"memory": None}}))
+    assert [(low.subject, low.what) for low in found.low] == [("worker-2", "memory copy")]
+    assert [figures.core for figures in found.nodes] == [1e9, 1e9]
 
 
 def test_a_measurement_that_fails_is_one_line_and_the_rest_is_judged() -> None:
     """Of the same node, too: its disk does not hide that its processor is slow."""
     full = {"error": "No space left on device"}
     slow = {"one": 4e8, "share": 0.4, "all": 3e9, "steal": 0.0}
-    found, _ = measure(saved(), Nodes(failing={"worker-2": {"disk": full, "processor": slow}}))
+    found, _ = measure(saved(), Nodes({"worker-2": {"disk": full, "processor": slow}}))
     low = {(v.subject, v.what, v.text) for v in found.low}
     assert ("worker-2", "disk write", "not measured: No space left on device") in low
     assert ("worker-2", "processor", "a thread gets 40% of a core: a cgroup limits it") in low
@@ -471,30 +460,29 @@ def test_a_measurement_that_fails_is_one_line_and_the_rest_is_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("boots", "state", "order"),
+    ("boots", "state", "turns"),
     [
-        (("one", "two"), "low", ["processor", "processor", "memory", "memory"]),
-        (("one", "one"), "note", ["processor", "memory", "disk", "processor"]),
+        (("one", "two"), "low", [["worker-1", "worker-2"]]),
+        (("one", "one"), "note", [["worker-1"], ["worker-2"]]),
     ],
 )
 def test_nodes_that_are_one_machine_do_not_disturb_each_other(
-    boots: tuple[str, str], state: str, order: list[str]
+    boots: tuple[str, str], state: str, turns: list[list[str]]
 ) -> None:
     """Containers, for example: they are measured one by one, and share what else runs there."""
     nodes = [node(f"worker-{n}", f"10.0.0.{n}", boot_id=boot) for n, boot in enumerate(boots, 1)]
     made = cluster(node("launcher", "10.0.0.9"), *nodes)
     open_store().save(made)
     busy = {"load": {"load": 7.0, "visible": 0.0, "busiest": ""}}
-    pool = Nodes(failing={"worker-1": busy, "worker-2": busy})
+    pool = Nodes({"worker-1": busy, "worker-2": busy})
     found, _ = measure(made, pool)
     assert {v.state for v in found.verdicts if v.what == "processor"} == {state}
-    parts = [action for action in pool.asked if action in ("processor", "memory", "disk")]
-    assert parts[:4] == order
+    assert pool.turns == turns
 
 
 def test_what_the_schedule_cuts_off_is_no_fault_of_the_node() -> None:
     late = {"error": "no answer in 1.2 s", "late": True}
-    found, _ = measure(saved(), Nodes(failing={"worker-2": {"disk": late}}))
+    found, _ = measure(saved(), Nodes({"worker-2": {"disk": late}}))
     assert found.low == ()
     [note] = [v for v in found.verdicts if v.state == "note"]
     assert (note.subject, note.what) == ("worker-2", "disk write")
@@ -511,13 +499,12 @@ def test_without_time_nothing_is_asked() -> None:
     nodes = Nodes()
     found, _ = measure(saved(), nodes, seconds=0.0)
     assert (found.nodes, found.links, found.low) == ((), (), ())
-    assert [probe.asked for probe in nodes.probes.values()] == [[], []]
+    assert nodes.asked == []
 
 
-@pytest.mark.parametrize("spoils", ["{", "{}"])
-def test_an_answer_that_cannot_be_read_is_told(spoils: str) -> None:
+def test_an_answer_that_cannot_be_read_is_told() -> None:
     """The cluster is ready all the same: nothing is raised."""
-    found, told = measure(saved(), Nodes(spoils=spoils))
+    found, told = measure(saved(), Nodes(spoils="{"))
     assert found is None
     assert "the nodes were not measured" in told[-1]
     assert "`clusterctl verify lab` tries again" in told[-1]
@@ -530,4 +517,4 @@ def test_a_cluster_at_work_is_left_alone() -> None:
     found, told = measure(made, nodes)
     assert found is None
     assert f"job {running.id} may be running" in told[-1]
-    assert nodes.probes == {}
+    assert nodes.asked == []
