@@ -8,8 +8,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -194,41 +194,106 @@ def copy(
     if not source.is_dir():
         raise UsageError(f"{source} is not a folder", hint="give the data set's folder")
     check_data_name(name)
-    # The nodes of a batch system see the login node's folders.
-    nodes = cluster.workers or (cluster.launcher,)
-    names = [node.name for node in nodes]
-    with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, names, report)
-        _require_answers(away)
-        roots = {node.name: f"{node.root}/data" for node in nodes}
-        marks = {node: shlex.quote(f"{root}/.{name}.complete") for node, root in roots.items()}
-        if mark:
-            found = pool.run({n: f"cat {path} 2>&1" for n, path in marks.items()}, timeout=30)
-            names = [result.node for result in found if result.text.strip() != mark]
-        if not names:
+    with _open_workers(store, cluster, report) as (pool, nodes):
+        have = _find_holders(nodes, name, mark, pool) if mark else []
+        got = [] if have else [nodes[0]]
+        for node in got:
+            _put(source, node, name, mark, pool, report)
+        missing = [node for node in nodes if node not in have + got]
+        if not (got or missing):
             report(f"all workers already have {name}")
-            return ()
-        report(f"copying {name} to {', '.join(names)}")
-
-        def send(node: str) -> NodeResult:
-            transport = pool.find_transport(node)
-            # The mark goes first and comes last: what is half there has none.
-            begun = transport.run(f"rm -f {marks[node]}", timeout=30)
-            if not begun.ok:
-                return begun
-            target = f"{roots[node]}/{name}"
-            copied = put_folder(transport, source, target, timeout=PUSH_TIMEOUT, report=report)
-            if not copied.ok or not mark:
-                return copied
-            return transport.run(f"echo {mark} > {marks[node]}", timeout=30)
-
-        require_copied(pool.call_each(send, names), name)
-    return tuple(names)
+        size = sum(path.lstat().st_size for path in source.rglob("*"))
+        return (
+            *(node.name for node in got),
+            *_spread(have + got, missing, name, mark, size, pool, report),
+        )
 
 
-def _require_answers(away: Mapping[str, str]) -> None:
-    for node, why in away.items():
-        raise NodeUnreachable(f"{node} does not answer: {why}", hint="check with `status --live`")
+@contextmanager
+def _open_workers(
+    store: Store, cluster: Cluster, report: Reporter
+) -> Iterator[tuple[Pool, list[Node]]]:
+    """The nodes of a batch system see the login node's folders."""
+    nodes = list(cluster.workers or (cluster.launcher,))
+    with open_pool(store, cluster) as pool:
+        away = connect_or_report(pool, [node.name for node in nodes], report)
+        for node, why in away.items():
+            raise NodeUnreachable(
+                f"{node} does not answer: {why}", hint="check with `status --live`"
+            )
+        yield pool, nodes
+
+
+def _quote(node: Node, place: str) -> str:
+    return shlex.quote(f"{node.root}/data/{place}")
+
+
+def _find_holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> list[Node]:
+    """Those that have a complete copy."""
+    asked = {node.name: f"cat {_quote(node, f'.{name}.complete')} 2>&1" for node in nodes}
+    found = pool.run(asked, timeout=30) if asked else ()
+    have = {result.node for result in found if result.text.strip() == mark}
+    return [node for node in nodes if node.name in have]
+
+
+def _put(source: Path, node: Node, name: str, mark: str, pool: Pool, report: Reporter) -> None:
+    """From this machine. The mark goes first and comes last: what is half there has none."""
+    report(f"copying {name} to {node.name}")
+    transport, complete = pool.find_transport(node.name), _quote(node, f".{name}.complete")
+    target = f"{node.root}/data/{name}"
+    result = transport.run(f"rm -f {complete}", timeout=30)
+    if result.ok:
+        result = put_folder(transport, source, target, timeout=PUSH_TIMEOUT, report=report)
+    if result.ok and mark:
+        result = transport.run(f"echo {mark} >{complete}", timeout=30)
+    require_copied([result], name)
+
+
+def _spread(
+    holders: Sequence[Node],
+    missing: Sequence[Node],
+    name: str,
+    mark: str,
+    size: int,
+    pool: Pool,
+    report: Reporter,
+) -> list[str]:
+    """To the others over the network between the nodes: each that has it passes it on. The names of
+    those that got it."""
+    holders, missing, got = list(holders), list(missing), list[str]()
+    while missing:
+        pairs = list(zip(holders, missing, strict=False))
+        names = [node.name for _, node in pairs]
+        report(f"copying {name} ({format_bytes(size)}) between nodes to {', '.join(names)}")
+        commands = {s.name: _render_pass(s, t, name, mark, size) for s, t in pairs}
+        results = pool.run(commands, timeout=3600 + size / SLOWEST)
+        target = {source.name: node.name for source, node in pairs}
+        require_copied([replace(result, node=target[result.node]) for result in results], name)
+        holders += [node for _, node in pairs]
+        got += names
+        missing = missing[len(pairs) :]
+    return got
+
+
+def _render_pass(source: Node, target: Node, name: str, mark: str, size: int) -> str:
+    """What `source` runs to copy the folder to `target`, where it lies unfinished at first."""
+    new, final = _quote(target, f".{name}.new"), _quote(target, name)
+    done = _quote(target, f".{name}.complete")
+    there = (
+        f"rm -rf {new} {done}; mkdir -p {new} && free=$(df -Pk {new} | awk 'END {{ print $4 }}') &&"
+        f' if [ "$free" -lt {size // 1024} ]; then'
+        f' echo "{size // 1_000_000 + 1} MB are needed, $((free / 1000)) MB are free" >&2; exit 73;'
+        f" fi && TAR_OPTIONS= tar -xof - -C {new}"
+    )
+    finish = f"rm -rf {final} && mv {new}/{shlex.quote(name)} {final} && rm -rf {new}"
+    finish += f" && echo {mark} >{done}" if mark else ""
+    ssh = f"{shlex.quote(source.root)}/bin/clusterctl-ssh {target.name}"
+    # A pipeline has the exit code of its last command alone: the archive's goes around it.
+    return (
+        f"archive=$({{ {{ TAR_OPTIONS= tar -C {shlex.quote(source.root)}/data -cf -"
+        f" {shlex.quote(name)}; echo $? >&3; }} | {ssh} {shlex.quote(there)} >&2; }} 3>&1) &&"
+        f' [ "$archive" = 0 ] && {ssh} {shlex.quote(finish)}'
+    )
 
 
 def require_copied(results: Sequence[NodeResult], name: str) -> None:
@@ -313,12 +378,8 @@ def _find(url: str) -> Source:
 def _copy_to_nodes(
     store: Store, cluster: Cluster, name: str, source: Source, progress: Progress, report: Reporter
 ) -> CopiedDataSet:
-    # The nodes of a batch system see the login node's folders.
-    nodes = cluster.workers or (cluster.launcher,)
-    first, *others = nodes
-    with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, [node.name for node in nodes], report)
-        _require_answers(away)
+    with _open_workers(store, cluster, report) as (pool, nodes):
+        first, *others = nodes
         try:
             report(f"{first.name} downloads {_describe_source(source)}")
             channel = pool.find_transport(first.name).open(_render_command(first))
@@ -328,10 +389,19 @@ def _copy_to_nodes(
                 f"{first.name} cannot download it: {error.message}; downloading on this machine"
                 " instead"
             )
-            listing = _send(store, first, name, source, progress, pool, report)
-        mark = _make_mark(listing)
-        _check([first], name, listing, mark, pool, place=name)
-        got = _spread(first, others, name, listing, mark, pool, report)
+            root = store.home.make(locate_copies(store))
+            listing = _download_here(root, name, source, progress, report)
+            if not _find_holders([first], name, _make_mark(listing), pool):
+                require_copied(
+                    pool.run({first.name: f"rm -rf {_quote(first, name)}"}, timeout=60), name
+                )
+                _put(root / name, first, name, "", pool, report)
+        mark, size = _make_mark(listing), sum(size for _, size, _ in listing)
+        marking = {first.name: f"echo {mark} >{_quote(first, f'.{name}.complete')}"}
+        require_copied(pool.run(marking, timeout=30), name)
+        have = _find_holders(others, name, mark, pool)
+        missing = [node for node in others if node not in have]
+        got = _spread([first, *have], missing, name, mark, size, pool, report)
     return CopiedDataSet(name, f"{first.root}/data/{name}", (first.name, *got))
 
 
@@ -410,115 +480,9 @@ def _parse(line: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _send(
-    store: Store,
-    node: Node,
-    name: str,
-    source: Source,
-    progress: Progress,
-    pool: Pool,
-    report: Reporter,
-) -> Listing:
-    """By way of this machine."""
-    root = store.home.make(locate_copies(store))
-    listing = _download_here(root, name, source, progress, report)
-    if _find_holders([node], name, _make_mark(listing), pool):
-        return listing
-    report(f"copying {name} to {node.name}")
-    transport, target = pool.find_transport(node.name), f"{node.root}/data/{name}"
-    begun = transport.run(f"rm -rf {shlex.quote(target)}", timeout=60)
-    sent = begun
-    if begun.ok:
-        sent = put_folder(
-            transport, root / name, target, timeout=_estimate_limit(listing), report=report
-        )
-    require_copied([replace(sent, node=node.name)], name)
-    return listing
-
-
-def _estimate_limit(listing: Listing) -> float:
-    return 3600 + sum(size for _, size, _ in listing) / SLOWEST
-
-
 def _make_mark(listing: Listing) -> str:
     """What a complete copy is marked with."""
     return hashlib.sha256(json.dumps(sorted(listing)).encode()).hexdigest()
-
-
-def _spread(
-    first: Node,
-    others: Sequence[Node],
-    name: str,
-    listing: Listing,
-    mark: str,
-    pool: Pool,
-    report: Reporter,
-) -> list[str]:
-    """From the first node to the others over the network between them: each that has it passes it
-    on. The names of those that got it."""
-    have = _find_holders(others, name, mark, pool)
-    missing = [node for node in others if node.name not in have]
-    size = sum(size for _, size, _ in listing)
-    holders, got = [first], list[str]()
-    while missing:
-        pairs = list(zip(holders, missing, strict=False))
-        report(f"copying {name} ({format_bytes(size)}) between nodes to {_join_names(pairs)}")
-        commands = {s.name: _render_pass(s, t, name, size) for s, t in pairs}
-        results = pool.run(commands, timeout=_estimate_limit(listing))
-        target = {source.name: node.name for source, node in pairs}
-        require_copied([replace(result, node=target[result.node]) for result in results], name)
-        reached = [node for _, node in pairs]
-        _check(reached, name, listing, mark, pool, place=f".{name}.new/{name}")
-        holders += reached
-        got += [node.name for node in reached]
-        missing = missing[len(pairs) :]
-    return got
-
-
-def _find_holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> set[str]:
-    """Those that have a complete copy."""
-    asked = {n.name: f"cat {_quote(n, f'.{name}.complete')} 2>&1" for n in nodes}
-    found = pool.run(asked, timeout=30) if asked else ()
-    return {result.node for result in found if result.text.strip() == mark}
-
-
-def _join_names(pairs: Sequence[tuple[Node, Node]]) -> str:
-    return ", ".join(node.name for _, node in pairs)
-
-
-def _quote(node: Node, place: str) -> str:
-    return shlex.quote(f"{node.root}/data/{place}")
-
-
-def _render_pass(source: Node, target: Node, name: str, size: int) -> str:
-    """What `source` runs to copy the folder to `target`, where it lies unfinished at first."""
-    new = _quote(target, f".{name}.new")
-    there = (
-        f"rm -rf {new}; mkdir -p {new} && free=$(df -Pk {new} | awk 'END {{ print $4 }}') &&"
-        f' if [ "$free" -lt {size // 1024} ]; then'
-        f' echo "{size // 1_000_000 + 1} MB are needed, $((free / 1000)) MB are free" >&2; exit 73;'
-        f" fi && TAR_OPTIONS= tar -xof - -C {new}"
-    )
-    return (
-        f"TAR_OPTIONS= tar -C {shlex.quote(source.root)}/data -cf - {shlex.quote(name)} |"
-        f" {shlex.quote(source.root)}/bin/clusterctl-ssh {target.name} {shlex.quote(there)}"
-    )
-
-
-def _check(
-    nodes: Sequence[Node], name: str, listing: Listing, mark: str, pool: Pool, place: str
-) -> None:
-    """Compares all files there with their checksums, then gives the folder its name and mark."""
-    sums = "".join(f"{digest}  {path}\n" for path, _, digest in listing)
-    commands = {}
-    for node in nodes:
-        final, done = _quote(node, name), _quote(node, f".{name}.complete")
-        move = f"rm -rf {final} && mv {_quote(node, place)} {final} && " if place != name else ""
-        commands[node.name] = (
-            f"rm -f {done}; (cd {_quote(node, place)} && sha256sum -c --quiet - >&2) &&"
-            f" {move}rm -rf {_quote(node, f'.{name}.new')} && echo {mark} >{done}"
-        )
-    require_copied(pool.run(commands, stdin=sums.encode(), timeout=_estimate_limit(listing)), name)
 
 
 # -------------------------------------------------------------------------------------------------

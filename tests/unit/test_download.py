@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shlex
+import shutil
 import sys
 import tarfile
 import threading
@@ -170,12 +172,26 @@ def test_one_node_downloads_and_the_others_get_it_from_there(
         assert data(here, name, "train/train.bin").read_bytes() == CONTENT
     assert len(server.asked) == 1
     asked = [(Path(n.root) / "bin/asked") for n in here.where.workers]
-    assert [path.read_text().split() if path.exists() else [] for path in asked] == [
-        ["worker-2", "worker-3"],
-        [],
-        [],
+    assert [path.exists() and set(path.read_text().split()) for path in asked] == [
+        {"worker-2", "worker-3"},
+        False,
+        False,
     ]
     assert not list(data(here, "worker-2", "").glob(".*.new"))
+
+
+def test_a_copy_that_its_source_cannot_read_to_the_end_is_none(
+    call: Call, here: Staged, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tar does on a disk with errors: the archive is whole, and not right."""
+    tar = here.folder / "tar"
+    tar.write_text(f'#!/bin/sh\n{shutil.which("tar")} "$@" || exit\n[ "$3" != -cf ]\n')
+    tar.chmod(0o755)
+    monkeypatch.setenv("PATH", str(here.folder), prepend=os.pathsep)
+    said = call("data", "get", f"{server.url}/some/train.bin")
+    assert (said.code, "train is not on worker-2" in said.err) == (3, True)
+    assert not data(here, "worker-2", "train").exists()
+    assert not data(here, "worker-2", ".train.complete").exists()
 
 
 def test_what_is_there_is_not_downloaded_again(call: Call, here: Staged, server: Server) -> None:
