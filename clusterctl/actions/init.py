@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,8 +32,6 @@ SAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Options that projects set, by verb, with a value as an example."""
-MOST = 200
-"""Files that are looked at for programs."""
 
 
 def write(folder: Path) -> Path:
@@ -63,7 +60,7 @@ def make_text(folder: Path) -> str:
     lines = [
         "# Settings of clusterctl for this project; options on the command line override them."
     ]
-    programs = own_project.list_commands(folder) + find_programs(folder)
+    programs = own_project.list_commands(folder)
     lines += [f"#     clusterctl run {program}" for program in programs[:3] or ["SCRIPT"]]
     for verb, samples in SAMPLES.items():
         lines += ["", f"[{verb}]"]
@@ -78,20 +75,3 @@ def _list_settings(verb: str, samples: Mapping[str, Any]) -> Iterator[str]:
     for key, value in samples.items():
         line = f"# {key} = {json.dumps(value)}"
         yield f"{line:<{width}}  # {options[key].help}"
-
-
-def find_programs(folder: Path) -> list[str]:
-    """Python files that are meant to be run, those nearest to the folder first."""
-    found = (*folder.glob("*.py"), *folder.glob("*/*.py"), *folder.glob("src/*/*.py"))
-    paths = sorted(found, key=lambda path: len(path.parts))
-    return [str(path.relative_to(folder)) for path in paths[:MOST] if _is_program(path)]
-
-
-def _is_program(path: Path) -> bool:
-    """Whether it has `if __name__ == "__main__"`."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return False
-    tests = (ast.unparse(node.test) for node in tree.body if isinstance(node, ast.If))
-    return any(test == "__name__ == '__main__'" for test in tests)

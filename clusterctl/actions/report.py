@@ -21,7 +21,6 @@ from clusterctl.insight.report import (
     LAST_JOBS,
     ReportData,
     Table,
-    UpPhase,
     to_html,
 )
 from clusterctl.insight.scaling import Curve, Curves
@@ -78,11 +77,8 @@ def _collect_cluster(
         facts.insert(5, ("deadline", format_time(cluster.deadline)))
     source = ReportData(
         title=f"Cluster {cluster.name}",
-        now=now,
         facts=Table(("", ""), tuple(facts)),
         nodes=_tabulate_nodes(cluster),
-        phases=_list_phases(store, cluster),
-        jobs=tuple(mine),
         job_table=_tabulate_jobs(store, mine[-LAST_JOBS:], redact),
         points={job.id: found for job in mine if (found := _find_points(store, job, report))},
         cost=_tabulate_cost(cluster, now),
@@ -116,11 +112,8 @@ def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> Re
         facts.insert(3, ("exit code", str(job.program_exit_code)))
     source = ReportData(
         title=f"Job {job.id}: {job.spec.program.target}",
-        now=time.time(),
         facts=Table(("", ""), tuple(facts)),
         nodes=_tabulate_machines(found),
-        phases=(UpPhase("waiting", job.created, job.started),) if job.started else (),
-        jobs=(job,),
         points={job.id: points} if (points := _find_points(store, job, report)) else {},
     )
     return _add_measurements(store, cluster, source) if cluster else source
@@ -231,20 +224,6 @@ def _tabulate_jobs(store: Store, mine: Sequence[Job], redact: Redact) -> Table |
     )
     head = ("job", "state", "ranks", "started", "took", "$", "program")
     return Table(head, rows, frozenset({0, 2, 4, 5})) if rows else None
-
-
-def _list_phases(store: Store, cluster: Cluster) -> tuple[UpPhase, ...]:
-    """The steps of the first `up` that ended: they ran one after the other."""
-    ready = next((e for e in store.read_events(cluster) if e.get("event") == "ready"), None)
-    if ready is None:
-        return ()
-    durations = {str(name): float(value) for name, value in ready.get("phases", {}).items()}
-    start = float(ready["time"]) - sum(durations.values())
-    found = []
-    for name, seconds in durations.items():
-        found.append(UpPhase(name, start, start + seconds))
-        start += seconds
-    return tuple(found)
 
 
 def _tabulate_cost(cluster: Cluster, now: float) -> Table | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
-from clusterctl.actions import costs, jobs, verify
+from clusterctl.actions import costs, jobs
 from clusterctl.actions.common import connect_or_report, open_pool
 from clusterctl.actions.rank_use import look
 from clusterctl.core.job import Job
@@ -32,8 +32,6 @@ def watch(
     gone."""
     job = jobs.find_job(store, number, where)
     cluster = jobs.require_cluster(store, job)
-    types = {node.name: node.instance_type for node in cluster.nodes}
-    ceilings = top.find_ceilings(types, verify.load_last(store, cluster))
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
@@ -43,18 +41,14 @@ def watch(
                 sleep(interval)
                 job = control.refresh(job, cluster, pool)
             after = look(job, cluster, pool)
-            yield _make_frame(store, job, before, after, ceilings)
+            yield _make_frame(store, job, before, after)
             if once or job.state.ended:
                 return
             before = after
 
 
 def _make_frame(
-    store: Store,
-    job: Job,
-    before: dict[str, Look],
-    after: dict[str, Look],
-    ceilings: Mapping[str, float],
+    store: Store, job: Job, before: dict[str, Look], after: dict[str, Look]
 ) -> TopFrame:
     ranks = tuple(top.place_unseen(job, top.make_rank_lines(before, after), after))
     now = time.time()
@@ -67,5 +61,5 @@ def _make_frame(
         dollars=costs.sum_by_job(store, [job]).get(job.id),
         left=0.0 if job.state.ended else top.estimate_left(ranks),
         ranks=ranks,
-        nodes=top.make_node_lines(before, after, ceilings),
+        nodes=top.make_node_lines(before, after),
     )

@@ -176,13 +176,7 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
         limit=found.limit,
         repeats=found.repeats,
         failed=found.failed,
-        rows=[
-            {
-                **pick(row, "backend", "ranks", "size", "seconds", "algorithm", "bus"),
-                "ring_seconds": scaling.estimate_ring_seconds(row.size, row.ranks, found.limit),
-            }
-            for row in found.rows
-        ],
+        rows=found.rows,
     )
 
 
@@ -326,15 +320,9 @@ def _list_usage(node: NodeLine) -> dict[str, object]:
         "memory": f"{_format_bytes(node.memory)} of {_format_bytes(node.total)}",
         "GPUs": used or None,
         "GPU memory": f"{_format_bytes(memory)} of {_format_bytes(total)}" if total else None,
-        "received/s": _format_share(node.received, node.ceiling),
-        "sent/s": _format_share(node.sent, node.ceiling),
+        "received/s": _format_bytes(node.received),
+        "sent/s": _format_bytes(node.sent),
     }
-
-
-def _format_share(rate: float | None, ceiling: float | None) -> str:
-    """`12 MB (10%)`: with its part of what the network carries."""
-    share = f" ({rate / ceiling:.0%})" if rate is not None and ceiling else ""
-    return _format_bytes(rate) + share
 
 
 def _format_number(value: float | None) -> str:

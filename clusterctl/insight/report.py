@@ -1,5 +1,4 @@
-"""A report of a cluster or a job as a value, and as HTML. Pure but for the clock that it is given:
-what it says comes from records."""
+"""A report of a cluster or a job as a value, and as HTML. Pure: what it says comes from records."""
 
 from __future__ import annotations
 
@@ -13,16 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusterctl.core import assets
-from clusterctl.core.job import Job, JobState
 from clusterctl.core.text import count, format_bytes, format_time
 from clusterctl.errors import UsageError
 from clusterctl.insight import metrics, scaling
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure, estimate_ring_seconds
+from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure
 from clusterctl.insight.verify import Verdict, format_rate
 
 LAST_JOBS = 20
-"""Jobs on the timeline and in the table; the latest ones."""
+"""Jobs in the table; the latest ones."""
 MOST_PLOTS = 12
 """Plots of metrics: each takes a tenth of a second and 30 kB. Losses and accuracies come first."""
 LAST_CURVES = 6
@@ -53,25 +51,13 @@ class Section:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UpPhase:
-    """A step of `up`, in seconds since the epoch."""
-
-    name: str
-    start: float
-    end: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
     """What a report is made from. Money is None where there is none."""
 
     title: str
-    now: float
     facts: Table
     nodes: Table | None = None
-    phases: tuple[UpPhase, ...] = ()
-    jobs: tuple[Job, ...] = ()
     job_table: Table | None = None
     points: Mapping[int, Sequence[MetricPoint]] = field(default_factory=dict)
     cost: Table | None = None
@@ -90,12 +76,9 @@ def to_html(source: ReportData) -> str:
 
 def make_sections(source: ReportData) -> list[Section]:
     """All that there is something to say about."""
-    bars, unit = _make_bars(source)
-    timeline = _draw_timeline(bars, f"{unit} since the start") if bars else ""
     sections = (
         Section("Overview", source.facts),
         Section("Nodes", source.nodes),
-        Section("Time line", plots=(("Phases and jobs", timeline),)) if timeline else None,
         Section("Jobs", source.job_table),
         _describe_metrics(source.points),
         Section("Cost", source.cost),
@@ -104,48 +87,6 @@ def make_sections(source: ReportData) -> list[Section]:
         _describe_scaling(source.scaling) if source.scaling else None,
     )
     return [section for section in sections if section and (section.table or section.plots)]
-
-
-# -------------------------------------------------------------------------------------------------
-# The time line.
-
-
-_PHASE, _FAILED = 3, 1
-_COLOURS = {
-    JobState.SUCCEEDED: 2,
-    JobState.RUNNING: 0,
-    JobState.QUEUED: 4,
-    JobState.CANCELLED: 4,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """From `start` to `end` in the row of that name. `colour`: 0 to 7."""
-
-    row: str
-    start: float
-    end: float
-    colour: int
-
-
-def _make_bars(source: ReportData) -> tuple[list[Bar], str]:
-    """And the unit of their times."""
-    bars = [Bar(phase.name, phase.start, phase.end, _PHASE) for phase in source.phases]
-    for job in [job for job in source.jobs if job.started][-LAST_JOBS:]:
-        end, colour = job.finished or source.now, _COLOURS.get(job.state, _FAILED)
-        bars.append(Bar(f"job {job.id}", job.started or 0.0, end, colour))
-    if not bars:
-        return [], ""
-    first = min(bar.start for bar in bars)
-    whole = max(bar.end for bar in bars) - first
-    units = {"days": 86400.0, "hours": 3600.0, "minutes": 60.0}
-    name = next((name for name, seconds in units.items() if whole > 3 * seconds), "seconds")
-    unit = units.get(name, 1.0)
-    return [
-        Bar(bar.row, (bar.start - first) / unit, (bar.end - first) / unit, bar.colour)
-        for bar in bars
-    ], name
 
 
 # -------------------------------------------------------------------------------------------------
@@ -249,18 +190,15 @@ def _plot_allreduce(found: Curves) -> tuple[Plot, ...]:
         bandwidth.setdefault(row.backend, []).append((row.size, row.bus.scale(1e-9)))
         latency.setdefault(row.backend, []).append((row.size, row.seconds.scale(1e6)))
     if found.limit.rate:
-        ranks = found.rows[0].ranks
-        for size in sorted({row.size for row in found.rows}):
-            ring = estimate_ring_seconds(size, ranks, found.limit) or 0.0
-            bandwidth.setdefault("limit", []).append((size, found.limit.rate / 1e9))
-            latency.setdefault("ring at the limit", []).append((size, ring * 1e6))
-    dashed = ("limit", "ring at the limit")
+        sizes = sorted({row.size for row in found.rows})
+        bandwidth["limit"] = [(size, found.limit.rate / 1e9) for size in sizes]
+    dashed = ("limit",)
     return (
         (
             "All-reduce: bus bandwidth",
             draw_curves(bandwidth, x="bytes", y="GB/s", log=True, dashed=dashed),
         ),
-        ("All-reduce: time", draw_curves(latency, x="bytes", y="µs", log=True, dashed=dashed)),
+        ("All-reduce: time", draw_curves(latency, x="bytes", y="µs", log=True)),
     )
 
 
@@ -325,7 +263,7 @@ _VARIABLES = {
 _numbers = itertools.count()
 
 
-def _make_figure(height: float = HEIGHT) -> tuple[Any, Any]:
+def _make_figure() -> tuple[Any, Any]:
     try:
         import matplotlib
     except ImportError:
@@ -338,7 +276,7 @@ def _make_figure(height: float = HEIGHT) -> tuple[Any, Any]:
     matplotlib.rcParams.update(
         {"svg.fonttype": "path", "svg.hashsalt": "clusterctl", "text.parse_math": False}
     )
-    figure = matplotlib_figure.Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = matplotlib_figure.Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
@@ -415,18 +353,3 @@ def draw_curves(
             loc="outside lower center", ncols=columns, frameon=False, labelcolor=INK, fontsize=9
         )
     return _render_svg(figure, f"{y} by {x}")
-
-
-def _draw_timeline(bars: Sequence[Bar], x: str) -> str:
-    """A row for each name, in the order of the bars, the first one above."""
-    rows = list(dict.fromkeys(bar.row for bar in bars))
-    figure, axes = _make_figure(0.9 + 0.28 * len(rows))
-    end = max((bar.end for bar in bars), default=1.0)
-    for bar in bars:
-        width = max(bar.end - bar.start, end / 200)
-        axes.barh(rows.index(bar.row), width, left=bar.start, color=SERIES[bar.colour], height=0.6)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first one above, and no room for rows that are not
-    axes.grid(color=FAINT, linewidth=0.5, axis="x")
-    axes.set_xlabel(x, color=INK)
-    return _render_svg(figure, "timeline")

@@ -78,10 +78,9 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class HardwareLimit:
     """What the hardware allows, as `verify` has measured it: bytes per second of the slowest link,
-    and seconds of a round trip. `of` says which; the rate is 0 where nothing is known."""
+    `of` which it is; 0 where nothing is known."""
 
     rate: float = 0.0
-    latency: float = 0.0
     of: str = ""
 
 
@@ -151,22 +150,12 @@ def find_limit(report: Measurements) -> HardwareLimit:
     sound = [link for link in report.links if not link.error and link.rate]
     if sound:
         slowest = min(sound, key=lambda link: link.least)
-        return HardwareLimit(
-            slowest.least, max(link.latency for link in sound), f"link {slowest.name}"
-        )
+        return HardwareLimit(slowest.least, f"link {slowest.name}")
     nodes = [node for node in report.nodes if node.memory]
     if nodes:
         least = min(nodes, key=lambda node: node.memory)
-        return HardwareLimit(least.memory, 0.0, f"memory of {least.name}")
+        return HardwareLimit(least.memory, f"memory of {least.name}")
     return HardwareLimit()
-
-
-def estimate_ring_seconds(size: int, ranks: int, limit: HardwareLimit) -> float | None:
-    """What a ring takes at least: 2 (W - 1) messages one after the other, each of size / W bytes
-    and half a round trip (Thakur, Rabenseifner and Gropp 2005, doi 10.1177/1094342005051521)."""
-    if not limit.rate:
-        return None
-    return (ranks - 1) * limit.latency + 2 * (ranks - 1) / ranks * size / limit.rate
 
 
 # -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from clusterctl.core.job import UNPLACED, Job
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.node_views import read_process
-from clusterctl.insight.verify import Measurements, load_baselines, read_rocm_cards
+from clusterctl.insight.verify import read_rocm_cards
 
 # -------------------------------------------------------------------------------------------------
 # What the GPUs of a node do at a moment, as `templates/insight/gpus.sh.j2` prints it. Pure.
@@ -127,8 +127,6 @@ class NodeLine:
     total: int
     received: float | None
     sent: float | None
-    ceiling: float | None
-    """Bytes per second that its network carries; None: not known."""
     gpus: tuple[GpuLook, ...] = ()
 
 
@@ -249,23 +247,7 @@ def describe_use(before: Mapping[str, Look], after: Mapping[str, Look]) -> str:
     return f", but its ranks use {' and '.join(what)}"
 
 
-def find_ceilings(types: Mapping[str, str], report: Measurements | None) -> dict[str, float]:
-    """Bytes per second that the network of each node carries: the baseline of its instance type,
-    else the fastest link of it that `verify` has measured. `types`: instance types by node."""
-    found: dict[str, float] = {}
-    for link in report.links if report else ():
-        for name in (link.first, link.second):
-            found[name] = max(found.get(name, 0.0), link.rate, link.back)
-    baselines = load_baselines()
-    found |= {n: baselines[kind] * 1e9 / 8 for n, kind in types.items() if kind in baselines}
-    return {name: rate for name, rate in found.items() if rate}
-
-
-def make_node_lines(
-    before: Mapping[str, Look],
-    after: Mapping[str, Look],
-    ceilings: Mapping[str, float] | None = None,
-) -> tuple[NodeLine, ...]:
+def make_node_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[NodeLine, ...]:
     found = []
     for name, look in after.items():
         earlier = before.get(name, Look(name))
@@ -281,7 +263,6 @@ def make_node_lines(
                 total=look.memory,
                 received=(look.received - earlier.received) / passed if passed > 0 else None,
                 sent=(look.sent - earlier.sent) / passed if passed > 0 else None,
-                ceiling=(ceilings or {}).get(name),
                 gpus=look.gpus,
             )
         )

@@ -750,7 +750,7 @@ class Top(Common, heading=JOBS, module="insight"):
 
 
 class Report(Common, heading=JOBS, module="insight"):
-    """Write one page about a cluster or a job: timeline, curves of metrics, measurements, cost.
+    """Write one page about a cluster or a job: jobs, curves of metrics, measurements, cost.
 
     The page loads nothing from the network.
     """

@@ -102,18 +102,9 @@ def test_the_limit_is_the_slowest_link() -> None:
         Link("worker-1", "worker-3", 3e-4, 1e9, 1.2e9),
         Link("worker-2", "worker-3", error="no connection"),
     )
-    assert scaling.find_limit(report(*links)) == HardwareLimit(
-        1e9, 3e-4, "link worker-1 – worker-3"
-    )
+    assert scaling.find_limit(report(*links)) == HardwareLimit(1e9, "link worker-1 – worker-3")
     assert scaling.find_limit(report(memory=9e9)).of == "memory of worker-1"
     assert scaling.find_limit(report()).rate == 0
-
-
-def test_a_ring_takes_its_messages_one_after_the_other() -> None:
-    """Six messages of four ranks: half a round trip and a quarter of the bytes each."""
-    limit = HardwareLimit(1e9, 1e-4, "link")
-    assert scaling.estimate_ring_seconds(4_000_000, 4, limit) == pytest.approx(6 * (0.5e-4 + 1e-3))
-    assert scaling.estimate_ring_seconds(8, 4, HardwareLimit()) is None
 
 
 @rows("words, said", "bench.what_is_refused")

@@ -37,7 +37,6 @@ def recorded(ranks: int = 1) -> Cluster:
     )
     where = cluster(charges=(charge.end_at(4600.0),), created=1000.0)
     store.save(where)
-    store.add_event("lab", "ready", phases={"plan": 0.5, "create": 30.0, "bootstrap": 12.5})
     what = spec(program=program("--lr", "0.1", "--token", "hunter2", "a<b>|c"))
     for number, name in ((7, "first"), (8, "second")):
         made = job(where, what, id=number, state=JobState.SUCCEEDED, program_exit_code=0)
@@ -68,7 +67,7 @@ def curves() -> Curves:
                 for by in (1.0, 1.3, 2.0)
             ]
             rows += scaling.make_rows(backend, 2, [[point] for point in points])
-    limit = HardwareLimit(1.1e9, 3e-5, "link worker-1 – worker-2")
+    limit = HardwareLimit(1.1e9, "link worker-1 – worker-2")
     return Curves(tuple(rows), limit, 3, {"nccl": "no GPU"}, 1300.0)
 
 
@@ -92,9 +91,9 @@ def test_a_page_about_a_cluster(call: Call, need: Need) -> None:
     assert "wrote report-lab.html" in said.err
     assert "wrote report-lab.html" in call("report").err, "the only one"
     page = Path("report-lab.html").read_text()
-    for title in ("Overview", "Nodes", "Time line", "Jobs", "Metrics", "Cost", "Measurements"):
+    for title in ("Overview", "Nodes", "Jobs", "Metrics", "Cost", "Measurements"):
         assert f"<h2>{title}</h2>" in page
-    for title in ("Phases and jobs", "Loss", "Samples/second"):
+    for title in ("Loss", "Samples/second"):
         assert re.search(f"<figcaption>{title}.*?</figcaption><svg ", page), title
     for title in ("All-reduce: bus bandwidth", "Time by number of ranks", "Efficiency"):
         assert re.search(f"<figcaption>{title}.*?</figcaption><svg ", page), title
@@ -169,7 +168,7 @@ def test_of_many_metrics_the_first_are_drawn_and_all_are_in_the_table() -> None:
     points = [
         MetricPoint(0, {"epoch": e, **dict.fromkeys(names, 1.0 + e), "loss": 1.0}) for e in range(3)
     ]
-    page = ReportData(title="x", now=1.0, facts=Table(("",), ()), points={7: points})
+    page = ReportData(title="x", facts=Table(("",), ()), points={7: points})
     [section] = [part for part in make_sections(page) if part.title == "Metrics"]
     assert section.table
     assert len(section.table.rows) == 501
@@ -265,7 +264,7 @@ def test_in_a_browser(call: Call, need: Need, tmp_path: Path, width: int, scheme
     found = laid_out(chromium, page, width, f"--blink-settings=preferredColorScheme={scheme}")
     assert found["scroll"] <= found["width"]
     assert found["paper"] == ("rgb(20, 23, 28)" if scheme == 0 else "rgb(255, 255, 255)")
-    assert len(found["plots"]) == 8
+    assert len(found["plots"]) == 7
     for plot in found["plots"]:
         assert plot["labels"] >= 4
         assert plot["clipped"] == []

@@ -16,7 +16,6 @@ from clusterctl.core.job import UNPLACED, JobState, Placement
 from clusterctl.insight import top
 from clusterctl.insight.metrics import MARKS
 from clusterctl.insight.top import Look, TopFrame
-from clusterctl.insight.verify import Link, Measurements
 from tests.unit.making import cluster, job, spec
 
 
@@ -155,22 +154,12 @@ def test_gpus(lines: tuple[str, ...], used: list[float], memory: tuple[int, int]
 
 def test_gpus_and_network_as_text() -> None:
     after = {"w": top.read_top("w", said(102.0, "gpu 0, 97, 1000, 15360", net="5000 2000"))}
-    nodes = top.make_node_lines(BEFORE, after, {"w": 8000.0})
+    nodes = top.make_node_lines(BEFORE, after)
     text = render(TopFrame(102.0, 7, "running", None, None, None, (), nodes))
     assert text.splitlines()[-2].split("  ")[0] == "node"
     assert "GPU memory" in text
     assert " 97% " in text
     assert "1.0 GB of 16.1 GB" in text
-    assert "2.0 kB (25%)" in text
-
-
-def test_what_a_network_carries() -> None:
-    """The baseline of the instance type, else what was measured."""
-    links = (Link("a", "b", 1e-5, 2e8, 3e8), Link("b", "c", error="no connection"))
-    report = Measurements((), links, (), (), 1.0)
-    found = top.find_ceilings({"a": "g4dn.xlarge", "b": "", "c": ""}, report)
-    assert found == {"a": 5e9 / 8, "b": 3e8}
-    assert top.find_ceilings({"a": ""}, None) == {}
 
 
 @pytest.mark.parametrize("tool", ["nvidia-smi", "rocm-smi"])
