@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 from clusterctl.actions import access as actions_access
+from clusterctl.actions import verify
 from clusterctl.actions.common import check_name, open_pool, write_known_hosts
 from clusterctl.batch.system import load_system
 from clusterctl.core import assets, catalog, keys
@@ -44,7 +43,6 @@ from clusterctl.machines.bootstrap import REQUIRED
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
-from clusterctl.transport.protocol import Channel
 from clusterctl.transport.ssh import SshTransport
 
 # -------------------------------------------------------------------------------------------------
@@ -115,53 +113,15 @@ def _clean_up_quietly(store: Store, cluster: Cluster, report: Reporter) -> None:
 # when a job starts; a firewall between hosts would let the job hang.
 
 
-LIMIT = 15.0
-"""Seconds for each step."""
-
-_LISTEN = """
-import socket, sys
-server = socket.socket()
-server.bind((sys.argv[1], 0))
-server.listen(16)
-print("port %d" % server.getsockname()[1])
-sys.stdout.flush()
-sys.stdin.read()
-"""
-"""Listens at the address until its stdin ends."""
-
-_CALL = """
-import socket, sys
-for address, port in zip(sys.argv[1::2], sys.argv[2::2]):
-    try:
-        socket.create_connection((address, int(port)), 5).close()
-        print("ok")
-    except OSError as error:
-        print(error)
-"""
-
-
 def check_ports(pool: Pool, cluster: Cluster) -> None:
-    """Launcher ↔ every worker, and a ring among the workers, at a port that each host chooses. What
-    has no Python is left out. Raises NodeUnreachable with the edges that do not work."""
-    nodes = {node.name: node for node in cluster.nodes if node.python}
-    edges = [edge for edge in _list_edges(cluster) if set(edge) <= set(nodes)]
-    with ExitStack() as stack:
-        ports = _listen(pool, [nodes[name] for _, name in edges], stack)
-        called: dict[str, list[str]] = {}
-        for source, target in edges:
-            if target in ports:
-                called.setdefault(source, []).append(target)
-        commands = {}
-        for source, targets in called.items():
-            words = [w for name in targets for w in (nodes[name].private_address, ports[name])]
-            commands[source] = shlex.join((nodes[source].python, "-I", "-c", _CALL, *words))
-        results = pool.run(commands, timeout=LIMIT) if commands else ()
-    failed = [
-        f"{result.node} → {target}: port {ports[target]}: {said}"
-        for result in results
-        for target, said in zip(called[result.node], result.text.splitlines(), strict=False)
-        if said != "ok"
-    ]
+    """Each host is called by its two neighbours at a port that it chooses. What has no Python is
+    left out. Raises NodeUnreachable with the connections that do not work."""
+    names = [node.name for node in cluster.nodes if node.python]
+    ring = dict(zip(names, [*names[1:], *names[:1]], strict=True)) if len(names) > 1 else {}
+    found = verify.Measured(cluster, pool)
+    for pairs in (ring, {second: first for first, second in ring.items()})[: len(ring) - 1]:
+        found.connect_pairs(pairs, verify.SHORTEST, verify.LINK_PATIENCE)
+    failed = [f"{link.second} → {link.first}: {link.error}" for link in found.links if link.error]
     if failed:
         raise NodeUnreachable(
             f"the hosts reach each other by SSH, but not on other ports: {'; '.join(failed)}",
@@ -169,29 +129,6 @@ def check_ports(pool: Pool, cluster: Cluster) -> None:
             " to 65535 between the hosts in their firewalls",
             transient=True,
         )
-
-
-def _list_edges(cluster: Cluster) -> list[tuple[str, str]]:
-    launcher = cluster.launcher.name
-    workers = [node.name for node in cluster.workers if node.name != launcher]
-    ring = zip(workers, [*workers[1:], *workers[:1]], strict=True) if len(workers) > 1 else ()
-    return [*((launcher, w) for w in workers), *((w, launcher) for w in workers), *ring]
-
-
-def _listen(pool: Pool, nodes: list[Node], stack: ExitStack) -> dict[str, str]:
-    """Ports by node. One that cannot listen is left out: its Python says why when it is used."""
-    channels: dict[str, Channel] = {}
-    for node in {node.name: node for node in nodes}.values():
-        command = shlex.join((node.python, "-I", "-c", _LISTEN, node.private_address))
-        channel = pool.find_transport(node.name).open(f"exec {command}", timeout=LIMIT)
-        channels[node.name] = stack.enter_context(closing(channel))
-    ports = {}
-    for name, channel in channels.items():
-        with suppress(OSError):
-            word, _, port = channel.receive(LIMIT).decode(errors="replace").strip().partition(" ")
-            if word == "port" and port.isdecimal():
-                ports[name] = port
-    return ports
 
 
 # -------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from clusterctl.actions import call, run, verify
 from clusterctl.actions.common import open_pool
@@ -25,52 +25,38 @@ LIMIT = 600.0
 """Seconds of one run of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """What `bench allreduce` measures. `backends` () are those that the nodes have; `ranks` 0 is
-    one per GPU, else one per worker."""
-
-    backends: tuple[str, ...] = ()
-    largest: int = 8 << 20
-    ranks: int = 0
-    repeats: int = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """What `bench scaling` runs, and how often with each number of ranks."""
-
-    spec: JobSpec
-    resolved: Resolved
-    secrets: Mapping[str, str]
-    requirements: str
-    ranks: tuple[int, ...]
-    repeats: int
-
-
 def measure_allreduce(
-    store: Store, cluster: Cluster, wanted: Sizes, report: Reporter, *, now: bool
+    store: Store,
+    cluster: Cluster,
+    report: Reporter,
+    *,
+    backends: Sequence[str],
+    largest: int,
+    ranks: int,
+    repeats: int,
+    now: bool,
 ) -> Curves:
-    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system; JobError if
+    """`backends` () are those that the nodes have; `ranks` 0 is one per GPU, else one per worker.
+    Raises RecordError while a job runs, unless `now`; UsageError for a batch system; JobError if
     no backend works."""
     verify.require_measurable(store, cluster, report, now=now)
     limit = scaling.find_limit(_find_or_measure(store, cluster, report, now=now))
     rows: list[scaling.Row] = []
     failed: dict[str, str] = {}
     with open_pool(store, cluster) as pool:
-        for backend in wanted.backends or verify.list_backends(cluster):
-            repeats: list[Sequence[MetricPoint]] = []
-            args = ("--backend", backend, "--max-bytes", str(wanted.largest), "--metrics")
+        for backend in backends or verify.list_backends(cluster):
+            measured: list[Sequence[MetricPoint]] = []
+            args = ("--backend", backend, "--max-bytes", str(largest), "--metrics")
             try:
-                for number in range(wanted.repeats):
-                    report(f"all-reduce over {backend}, {number + 1} of {wanted.repeats}")
+                for number in range(repeats):
+                    report(f"all-reduce over {backend}, {number + 1} of {repeats}")
                     job, printed = run.run_bundled(
                         *(store, cluster, pool, "bench", PROGRAM, args),
                         backend=backend,
-                        ranks=wanted.ranks,
+                        ranks=ranks,
                         timeout=LIMIT,
                     )
-                    repeats.append(_read_points(job, printed))
+                    measured.append(_read_points(job, printed))
             except NodeUnreachable:
                 raise
             except ClusterctlError as error:
@@ -80,39 +66,45 @@ def measure_allreduce(
                 raise UsageError(
                     "an all-reduce needs two ranks or more", hint="for example --ranks 2"
                 )
-            rows += scaling.make_rows(backend, job.ranks, repeats)
+            rows += scaling.make_rows(backend, job.ranks, measured)
     if not rows:
         name, why = next(iter(failed.items()))
         raise JobError(
             f"no all-reduce could be measured: {name}: {why}", hint="`clusterctl doctor` shows why"
         )
-    curves = Curves(tuple(rows), limit, wanted.repeats, failed, time.time())
+    curves = Curves(tuple(rows), limit, repeats, failed, time.time())
     verify.keep(store, cluster, "bench allreduce", curves)
     return curves
 
 
 def measure_scaling(
-    store: Store, cluster: Cluster, wanted: Series, report: Reporter, *, now: bool
+    store: Store,
+    cluster: Cluster,
+    report: Reporter,
+    *,
+    spec: JobSpec,
+    resolved: Resolved,
+    secrets: Mapping[str, str],
+    requirements: str,
+    counts: Sequence[int],
+    repeats: int,
+    now: bool,
 ) -> Curve:
     """Runs the program with each number of ranks, by turns, so that what changes in the meantime
     changes all of them. Raises JobError if a run fails, UsageError and LaunchError before any."""
     verify.require_measurable(store, cluster, report, now=now)
 
     def prepare(ranks: int, number: int) -> run.Prepared:
-        spec = replace(wanted.spec, ranks=ranks)
-        return run.prepare(
-            *(cluster, spec, wanted.resolved, wanted.secrets),
-            number=number,
-            requirements=wanted.requirements,
-        )
+        given = (cluster, replace(spec, ranks=ranks), resolved, secrets)
+        return run.prepare(*given, number=number, requirements=requirements)
 
-    for ranks in wanted.ranks:
+    for ranks in counts:
         prepare(ranks, store.read_next_job_id())
     found = []
-    total = len(wanted.ranks) * wanted.repeats
+    total = len(counts) * repeats
     with open_pool(store, cluster) as pool:
         for number in range(total):
-            ranks = wanted.ranks[number % len(wanted.ranks)]
+            ranks = counts[number % len(counts)]
             report(f"run {number + 1} of {total}: {count(ranks, 'rank')}")
             prepared = prepare(ranks, store.reserve_job_id())
             job, printed = run.run_quietly(store, prepared, pool, "bench")
@@ -120,7 +112,7 @@ def measure_scaling(
             nodes = tuple(place.node for place in job.placement if place.count)
             seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))
             found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
-    curve = scaling.make_curve(wanted.spec.program.target, found, _make_pricing(cluster))
+    curve = scaling.make_curve(spec.program.target, found, _make_pricing(cluster))
     curve = replace(curve, time=time.time())
     verify.keep(store, cluster, "bench scaling", curve)
     return curve

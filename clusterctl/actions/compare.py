@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import tarfile
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from clusterctl.actions import jobs
 from clusterctl.core.job import Job
@@ -19,22 +18,14 @@ LARGEST = 1 << 20
 PREFIX = "work/"
 
 
-@dataclass(frozen=True, slots=True)
-class Differences:
-    first: Job
-    second: Job
-    changes: tuple[Change, ...]
-    files: tuple[FileChange, ...]
-
-
 def compare_jobs(
     store: Store, first: int, second: int, where: str | None, report: Reporter
-) -> Differences:
+) -> tuple[tuple[Change, ...], tuple[FileChange, ...]]:
     """RecordError for a job that is not there, or not of the cluster `where`."""
     one, other = jobs.find_job(store, first, where), jobs.find_job(store, second, where)
     origins = store.read_provenance(first), store.read_provenance(second)
     changes = (*compare.compare_provenance(*origins), *compare.compare(one, other))
-    return Differences(one, other, changes, _compare_files(store, one, other, report))
+    return changes, _compare_files(store, one, other, report)
 
 
 def _compare_files(

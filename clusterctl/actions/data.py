@@ -501,24 +501,12 @@ _ANSWER = re.compile(rf"^{_MARK} (\d+) (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What was found in the folder. `unknown`: why that is not known; "" where it is."""
+    """What was found in the folder: `text` for people, "" where it is empty. `files` is None where
+    that is not known; the size is in bytes."""
 
-    folder: str
-    files: int = 0
+    text: str
+    files: int | None = None
     size: int = 0
-    """Bytes."""
-    unknown: str = ""
-
-    @property
-    def worth_asking(self) -> bool:
-        return bool(self.files or self.unknown)
-
-    @property
-    def text(self) -> str:
-        if self.unknown:
-            return f"the shared folder {self.folder} may have files: {self.unknown}"
-        size = format_bytes(self.size)
-        return f"the shared folder {self.folder} has {count(self.files, 'file')}: {size}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,17 +532,19 @@ def was_usable(store: Store, cluster: Cluster) -> bool:
 
 def look(cluster: Cluster, pool: Pool, away: Mapping[str, str], limit: float) -> Contents:
     """Counts what is in it, on the launcher; within `limit` seconds."""
-    folder, launcher = cluster.shared, cluster.launcher.name
+    launcher, why = cluster.launcher.name, "there was no time to look"
+    what = f"the shared folder {cluster.shared}"
     if launcher in away:
-        return Contents(folder, unknown=f"{launcher} does not answer: {away[launcher]}")
-    if limit <= 0:
-        return Contents(folder, unknown="there was no time to look")
-    command = _COUNT.format(folder=shlex.quote(folder), mark=_MARK)
-    [result] = pool.run(command, [launcher], timeout=min(LOOK_TIMEOUT, limit))
-    found = _ANSWER.search(result.text)
-    if not found:
-        return Contents(folder, unknown=f"it cannot be read on {launcher}: {result.why}")
-    return Contents(folder, int(found[1]), int(found[2]))
+        why = f"{launcher} does not answer: {away[launcher]}"
+    elif limit > 0:
+        command = _COUNT.format(folder=shlex.quote(cluster.shared), mark=_MARK)
+        [result] = pool.run(command, [launcher], timeout=min(LOOK_TIMEOUT, limit))
+        if found := _ANSWER.search(result.text):
+            files, size = int(found[1]), int(found[2])
+            text = f"{what} has {count(files, 'file')}: {format_bytes(size)}" if files else ""
+            return Contents(text, files, size)
+        why = f"it cannot be read on {launcher}: {result.why}"
+    return Contents(f"{what} may have files: {why}")
 
 
 def bring(
@@ -565,7 +555,7 @@ def bring(
     Raises NodeUnreachable, ProviderError where not all of it has come.
     """
     there = look(cluster, pool, away, LOOK_TIMEOUT)
-    if there.unknown:
+    if there.files is None:
         raise NodeUnreachable(
             there.text,
             hint="repeat the command; with --discard, the folder is deleted even without a copy",

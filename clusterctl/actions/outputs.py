@@ -322,7 +322,7 @@ def save(
         loss = describe_loss(found, unknown)
         if shares:
             there = data.look(cluster, pool, away, look.left)
-            loss += [there.text] * there.worth_asking
+            loss += filter(None, [there.text])
         running = [job for job in jobs if not job.state.ended]
         with deadline.pause():
             if running and not ask(f"job {list_numbers(running)} is still running; end it?"):

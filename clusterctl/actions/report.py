@@ -6,7 +6,6 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.actions import costs, jobs, verify
@@ -75,7 +74,7 @@ def _collect_cluster(
     ]
     if cluster.deadline:
         facts.insert(5, ("deadline", format_time(cluster.deadline)))
-    source = ReportData(
+    return ReportData(
         title=f"Cluster {cluster.name}",
         facts=Table(("", ""), tuple(facts)),
         nodes=_tabulate_nodes(cluster),
@@ -84,8 +83,8 @@ def _collect_cluster(
         cost=_tabulate_cost(cluster, now),
         allreduce=verify.recall(store, cluster, "bench allreduce", Curves),
         scaling=verify.recall(store, cluster, "bench scaling", Curve),
+        measured=verify.load_last(store, cluster),
     )
-    return _add_measurements(store, cluster, source)
 
 
 def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportData:
@@ -110,13 +109,13 @@ def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> Re
     ]
     if job.program_exit_code is not None:
         facts.insert(3, ("exit code", str(job.program_exit_code)))
-    source = ReportData(
+    return ReportData(
         title=f"Job {job.id}: {job.spec.program.target}",
         facts=Table(("", ""), tuple(facts)),
         nodes=_tabulate_machines(found),
         points={job.id: points} if (points := _find_points(store, job, report)) else {},
+        measured=verify.load_last(store, cluster) if cluster else None,
     )
-    return _add_measurements(store, cluster, source) if cluster else source
 
 
 def _list_jobs(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job]:
@@ -134,17 +133,6 @@ def _find_points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint,
         except ClusterctlError as error:
             report(f"job {job.id}: {error.message}")
     return jobs.collect_stored(store, job)
-
-
-def _add_measurements(store: Store, cluster: Cluster, source: ReportData) -> ReportData:
-    found = verify.load_last(store, cluster)
-    if found is None:
-        return source
-    return replace(
-        source,
-        verdicts=found.verdicts,
-        measured=format_time(found.time),
-    )
 
 
 def _join(*words: str) -> str:

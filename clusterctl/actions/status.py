@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from clusterctl.actions import costs
 from clusterctl.core import assets
@@ -23,12 +23,12 @@ GPU_ANSWER = 4
 """Seconds of these that its GPUs have for each of two questions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeStatus:
     """`live` is empty unless the node was asked."""
 
     node: Node
-    live: str
+    live: str = ""
     deadline: float | None = None
     """The node's own, if it was asked and has one."""
     gpus: tuple[GpuLook, ...] = ()
@@ -40,7 +40,7 @@ class ClusterStatus:
     """`age` in seconds, money in US dollars."""
 
     cluster: Cluster
-    nodes: tuple[NodeStatus, ...]
+    nodes: list[NodeStatus]
     jobs: tuple[Job, ...]
     age: float
     dollars_per_hour: float
@@ -66,32 +66,25 @@ def read_status(
     and money is what whoever bills the machines says of them.
     When the deadline is over, nobody has used the cluster for long, or a command that changes it
     has not finished, whoever bills it is asked in any case: the record cannot tell what runs."""
-    told = _ask(store, cluster, clock) if live else _Told({})
+    asked = _ask(store, cluster, clock) if live else None
+    nodes, queues, wrong = asked or ([NodeStatus(node) for node in cluster.nodes], "", [])
     now = clock()
     charges, uncertain = costs.find_charges(store, cluster, now, ask=live)
     return ClusterStatus(
         cluster=cluster,
-        nodes=tuple(
-            NodeStatus(
-                node,
-                told.answers.get(node.name, ""),
-                told.deadlines.get(node.name),
-                told.gpus.get(node.name, ()),
-            )
-            for node in cluster.nodes
-        ),
+        nodes=nodes,
         jobs=tuple(store.list_open_jobs(cluster)),
         age=now - cluster.created,
         dollars_per_hour=cost.sum_hourly(charges),
         dollars=cost.sum_dollars(charges, now),
-        queues=told.queues,
+        queues=queues,
         unknown_prices=cost.list_unpriced(charges),
         asked=charges is not cluster.charges,
         warnings=(
             *_warn_of_deadline(store, cluster, now),
             *uncertain,
             *costs.describe_late_clock(cluster, now),
-            *told.warnings,
+            *wrong,
         ),
     )
 
@@ -121,17 +114,6 @@ def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
         return tuple(pool.map(lambda cluster: read_status(store, cluster), clusters))
 
 
-@dataclass(slots=True)
-class _Told:
-    """What the machines say, by node, and the deadlines that they keep themselves."""
-
-    answers: dict[str, str]
-    deadlines: dict[str, float] = field(default_factory=dict)
-    gpus: dict[str, tuple[GpuLook, ...]] = field(default_factory=dict)
-    queues: str = ""
-    warnings: tuple[str, ...] = ()
-
-
 def read_live(text: str) -> tuple[str, float | None, bool]:
     """What a node prints of itself: its load (`unknown` where it does not say), its own deadline,
     and whether the agent for that is alive."""
@@ -148,7 +130,10 @@ def _render_live_question(node: Node) -> str:
     return f"{asked}\nexit 0"
 
 
-def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
+def _ask(
+    store: Store, cluster: Cluster, clock: Callable[[], float]
+) -> tuple[list[NodeStatus], str, list[str]]:
+    """What the machines say, the queues of a batch system, and what is wrong."""
     from clusterctl.actions.common import open_pool
     from clusterctl.actions.lifetime import advise_allow, explain_lockout
     from clusterctl.jobs import control
@@ -157,9 +142,10 @@ def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     provider = providers.load_provider(cluster.spec.provider)
     if isinstance(provider, BatchSite):
         answers, queues = provider.look(cluster, folder)
-        return _Told(answers, queues=queues)
-    told = _Told(provider.describe(cluster, folder))
-    running = [node.name for node in cluster.nodes if told.answers.get(node.name) == "running"]
+        return [NodeStatus(n, answers.get(n.name, "")) for n in cluster.nodes], queues, []
+    answers = provider.describe(cluster, folder)
+    nodes = {node.name: NodeStatus(node, answers.get(node.name, "")) for node in cluster.nodes}
+    running = [name for name, node in nodes.items() if node.live == "running"]
     with open_pool(store, cluster) as pool:
         commands = {name: _render_live_question(cluster.node(name)) for name in running}
         results = pool.run(commands, running, timeout=ANSWER)
@@ -170,25 +156,24 @@ def _ask(store: Store, cluster: Cluster, clock: Callable[[], float]) -> _Told:
     shown: dict[str, float | None] = {}
     dead = []
     for result in results:
+        node = nodes[result.node]
         if not result.ok:
             machine = "" if cluster.attached else "machine runs, "
-            told.answers[result.node] = f"{machine}SSH does not answer: {result.error}"
+            node.live = f"{machine}SSH does not answer: {result.error}"
             continue
-        load, armed, kept = read_live(result.text)
-        told.answers[result.node] = f"running, load {load}"
-        told.gpus[result.node] = top.read_gpus(result.text, cluster.id)
+        load, node.deadline, kept = read_live(result.text)
+        node.live = f"running, load {load}"
+        node.gpus = top.read_gpus(result.text, cluster.id)
         shown[result.node] = deadlines.read_clock(result.text)
-        if armed is not None:
-            told.deadlines[result.node] = armed
         dead += [] if kept else [result.node]
-    unguarded = deadlines.describe_difference(cluster, told.deadlines)
+    armed = {name: node.deadline for name, node in nodes.items() if node.deadline is not None}
+    unguarded = deadlines.describe_difference(cluster, armed)
     if dead:
         unguarded = (
             f"the deadline agent on {shorten(dead)} has died, and the deadline ends nothing there:"
             f" `clusterctl down {cluster.name}` removes the cluster"
         )
     clocks = () if cluster.attached else deadlines.describe_clocks(shown, clock())
-    shut = explain_lockout(store, cluster, "; ".join(told.answers.values()))
+    shut = explain_lockout(store, cluster, "; ".join(node.live for node in nodes.values()))
     lines = (unguarded, *clocks, f"{shut}: {advise_allow(cluster.name)}" if shut else "")
-    told.warnings = tuple(filter(None, lines))
-    return told
+    return list(nodes.values()), "", [line for line in lines if line]

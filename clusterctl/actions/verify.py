@@ -229,8 +229,9 @@ class Measured:
                         stdin=_render_input({"do": "call", **request, **answer}),
                         timeout=ANSWER,
                     )
-                    told = _read_answers(called.stdout) or [{"error": called.why}]
-                    answer = {**_read_answer(channel, ANSWER), **told[0]}
+                    [answer] = _read_answers(called.stdout) or [{"error": called.why}]
+                    if "error" not in answer:
+                        answer |= _read_answer(channel, ANSWER)
             return NodeResult(node=first, exit_code=0, stdout=json.dumps(answer).encode())
 
         for result in self.pool.call_each(measure, list(pairs)):

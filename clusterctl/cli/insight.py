@@ -134,38 +134,37 @@ def verify(given: Verify, console: Console) -> None:
 
 def diff(given: Diff, console: Console) -> None:
     store = common.open_store()
-    found = compare.compare_jobs(store, given.first, given.second, given.cluster, console.note)
+    numbers = (given.first, given.second)
+    changes, files = compare.compare_jobs(store, *numbers, given.cluster, console.note)
     texts = []
-    if found.changes:
-        head = ("", f"job {found.first.id}", f"job {found.second.id}")
-        rows = ((c.what, c.first or "-", c.second or "-") for c in found.changes)
+    if changes:
+        head = ("", *(f"job {number}" for number in numbers))
+        rows = ((c.what, c.first or "-", c.second or "-") for c in changes)
         texts.append(format_table([head, *rows]))
-    texts += ("\n".join([f"{file.how} {file.path}", *file.lines]) for file in found.files)
+    texts += ("\n".join([f"{file.how} {file.path}", *file.lines]) for file in files)
     console.result(redact("\n\n".join(texts)) if texts else "no difference")
-    console.document(
-        jobs=[found.first.id, found.second.id],
-        changes=[pick(item, "what", "first", "second") for item in found.changes],
-        files=[pick(item, "path", "how", "lines") for item in found.files],
-    )
+    console.document(jobs=numbers, changes=changes, files=files)
 
 
 # -------------------------------------------------------------------------------------------------
 # Verbs that measure speed: bench allreduce, bench scaling.
 
 
-REPEATS = 3
+REPEATS, LARGEST = 3, 8 << 20
+"""Of a measurement; bytes of a message."""
 
 
 def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
     store = common.open_store()
     cluster = common.choose_cluster(store, given.cluster)
-    sizes = bench.Sizes(
+    found = bench.measure_allreduce(
+        *(store, cluster, console.report),
         backends=given.backends,
-        largest=given.max_size or bench.Sizes().largest,
+        largest=given.max_size or LARGEST,
         ranks=given.ranks,
         repeats=given.repeats or REPEATS,
+        now=given.now,
     )
-    found = bench.measure_allreduce(store, cluster, sizes, console.report, now=given.now)
     console.result(format_table(scaling.tabulate_allreduce(found)))
     for backend, why in found.failed.items():
         console.note(f"{backend}: {why}")
@@ -200,15 +199,16 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
     given = given.apply_limits({cluster.system, running.launcher}, console.note, place)
     running = given.pick_options(Run)
     resolved, spec, secrets = read_program(running)
-    series = bench.Series(
+    curve = bench.measure_scaling(
+        *(store, cluster, console.report),
         spec=spec,
         resolved=resolved,
         secrets=secrets,
         requirements=running.requirements,
-        ranks=given.counts,
+        counts=given.counts,
         repeats=given.repeats or REPEATS,
+        now=given.now,
     )
-    curve = bench.measure_scaling(store, cluster, series, console.report, now=given.now)
     console.result(format_table(scaling.tabulate_scaling(curve)))
     for line in _conclude(curve):
         console.note(line)

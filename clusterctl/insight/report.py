@@ -17,7 +17,7 @@ from clusterctl.errors import UsageError
 from clusterctl.insight import metrics, scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure
-from clusterctl.insight.verify import Verdict, format_rate
+from clusterctl.insight.verify import Measurements, format_rate
 
 LAST_JOBS = 20
 """Jobs in the table; the latest ones."""
@@ -61,9 +61,8 @@ class ReportData:
     job_table: Table | None = None
     points: Mapping[int, Sequence[MetricPoint]] = field(default_factory=dict)
     cost: Table | None = None
-    verdicts: tuple[Verdict, ...] = ()
-    measured: str = ""
-    """When the figures of `verify` were measured, for people."""
+    measured: Measurements | None = None
+    """By `verify`."""
     allreduce: Curves | None = None
     scaling: Curve | None = None
 
@@ -82,7 +81,7 @@ def make_sections(source: ReportData) -> list[Section]:
         Section("Jobs", source.job_table),
         _describe_metrics(source.points),
         Section("Cost", source.cost),
-        _describe_measurements(source) if source.verdicts else None,
+        _describe_measurements(source.measured) if source.measured else None,
         _describe_allreduce(source.allreduce) if source.allreduce else None,
         _describe_scaling(source.scaling) if source.scaling else None,
     )
@@ -164,9 +163,9 @@ def _draw_groups(
 # What `verify` and `bench` have measured.
 
 
-def _describe_measurements(source: ReportData) -> Section:
-    rows = tuple((v.state, v.subject, v.what, v.text) for v in source.verdicts)
-    text = f"Measured by clusterctl verify on {source.measured}."
+def _describe_measurements(found: Measurements) -> Section:
+    rows = tuple((v.state, v.subject, v.what, v.text) for v in found.verdicts)
+    text = f"Measured by clusterctl verify on {format_time(found.time)}."
     return Section("Measurements", Table(("state", "of", "what", "result"), rows), (), text)
 
 

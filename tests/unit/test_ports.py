@@ -36,18 +36,20 @@ def test_hosts_that_reach_each_other(count: int) -> None:
     check(hosts(*[sys.executable] * count))
 
 
-def test_a_firewall_is_named_with_both_hosts_and_the_port(tmp_path: Path) -> None:
+def test_a_firewall_is_named_with_both_hosts(tmp_path: Path) -> None:
     """A host that says that it listens, and that nobody reaches there."""
     closed = tmp_path / "python"
     closed.write_text(
-        "#!/bin/sh\ncase $3 in *listen*) echo port 1; cat; exit ;; esac\n"
-        f'exec {sys.executable} "$@"\n'
+        "#!/bin/sh\nread -r program; read -r request\n"
+        """case $request in *'"serve"'*) echo '@@probe {"port": 1}'; cat >&2; exit ;; esac\n"""
+        """{ printf '%s\\n' "$program" "$request"; cat; }"""
+        f' | {sys.executable} "$@"\n'
     )
     closed.chmod(0o755)
     with pytest.raises(NodeUnreachable, match="not on other ports") as caught:
         check(hosts(sys.executable, str(closed), sys.executable))
     said = caught.value.message
-    assert "host-0 → host-1: port 1: " in said
+    assert "host-0 → host-1: no connection: " in said
     assert "→ host-0" not in said
     assert "→ host-2" not in said
     assert "refused" in said
