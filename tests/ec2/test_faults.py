@@ -127,29 +127,6 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
     assert "ok: " in world.ok("logs", str(number)).out
 
 
-@pytest.mark.all
-def test_no_room_for_spot_anywhere_leaves_what_it_says(world: World) -> None:
-    spot = (*CPU, "--zones", "us-east-1a", "--spot")
-    world.ec2.fault("ice", instance_type="t3.xlarge")
-    up = world.run(*spot)
-    assert up.code == 3
-    assert "no zone has capacity for the whole cluster (tried us-east-1a)" in up.err
-    assert "still running: 1 machine, " in up.err
-    assert {charge["node"] for charge in world.record()["charges"]} == {"launcher"}
-
-    # What was cut off goes on, here on demand; that is what it costs from now on.
-    world.ec2.clear()
-    world.ec2.fault("ice", instance_type="t3.xlarge", calls=5)
-    up = world.ok(*spot, "--spot-fallback")
-    assert "moves to us-east-1a, on-demand" in up.err
-    rates = {c["item"]: c["hourly"] for c in world.record()["charges"] if c["part"] == "instance"}
-    on_demand = world.ok("up", "other", *CPU[1:], "--dry-run", "--json").document()["charges"]
-    assert rates == {c["item"]: c["hourly"] for c in on_demand if c["part"] == "instance"}
-    assert "spot" not in world.record()["mode_reason"]
-    down = world.ok("down", "--yes", "--json").document()
-    assert {line["item"] for line in down["receipt"]} >= {"t3.micro", "t3.xlarge"}
-
-
 def test_faults_of_aws_that_pass_are_ridden_out(world: World) -> None:
     """Those that we ask for ourselves, and those that Terraform asks for; and a region that has no
     room, which is left empty."""
@@ -246,52 +223,6 @@ def list_states(api: Any) -> set[str]:
     """Of all instances."""
     groups = api.describe_instances()["Reservations"]
     return {one["State"]["Name"] for group in groups for one in group["Instances"]}
-
-
-@pytest.mark.all
-def test_killed_in_every_phase_it_goes_on(world: World) -> None:
-    """Also with an orphaned terraform: the next `up` names it and waits."""
-    world.on_the_first_day()
-    phases = ("bootstrap (after", "all-reduce (after")
-    jobs = world.home / "jobs"
-    for word in ("worker-1: starts", "SSH answers", *phases):
-        process = world.start(*CPU, "--verbose")
-        before = world.until(process, word, 100)
-        if word.startswith("all-reduce"):
-            world.wait(lambda: any(jobs.glob("*/job.json")), 60, "a job that reduces")
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert world.record()["phase"] == "creating", "nobody has seen the ranks add up"
-        if word == "SSH answers":
-            # The one before was killed under a working terraform.
-            assert re.search(r"waiting for terraform apply \(pid \d+\), left behind by", before)
-            world.keep_provider()
-    up = world.ok(*CPU)
-    assert "all-reduce ok" in up.err
-    assert len(world.ec2.machines) == 2
-    world.keep_provider(False)
-    process = world.start("down", "--yes")
-    world.until(process, "ends", 60)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    down = world.ok("down", "--yes")
-    assert "waiting for terraform destroy" in down.err
-
-
-@pytest.mark.all
-def test_a_second_ctrl_c_says_what_is_left(world: World) -> None:
-    world.on_the_first_day()
-    process = world.start(*CPU)
-    world.until(process, "worker-1: starts", 60)
-    os.kill(process.pid, signal.SIGINT)
-    world.until(process, "waiting for terraform to finish", 20)
-    os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130, err
-    assert "apply keeps running in the background" in err
-    assert "`clusterctl down default` removes it" in err
-    # Terraform may still be at work: `down` waits for it, and leaves nothing.
-    world.ok("down", "--yes")
 
 
 def test_ctrl_c_lets_terraform_finish_its_step(world: World) -> None:

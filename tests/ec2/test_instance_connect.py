@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ec2.conftest import World, cut_power, policy
-from tests.sim.lab import their_network
+from tests.ec2.conftest import World, policy
 
 pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(600)]
 
@@ -121,39 +120,3 @@ def test_no_machine_needs_a_public_address(closed: World) -> None:
     world.ok("start", "--yes")
     assert world.ok("ssh", "worker-1", "--", "hostname").out.strip() == hostname
     world.ok("down", "--yes", "--force")
-
-
-@pytest.mark.all
-def test_an_endpoint_that_terraform_does_not_know_is_removed(closed: World) -> None:
-    """`up` and its Terraform are killed while AWS makes it: its network waits for it."""
-    world = closed
-    world.ec2.fault("slow_endpoint", seconds=15)
-    list_all = world.ec2.client("ec2").describe_instance_connect_endpoints
-    cut_power(world, UP, lambda: bool(list_all()["InstanceConnectEndpoints"]))
-    down = world.ok("down", "--yes")
-    assert "the last `up` did not finish" in down.err
-    assert "AWS is still creating eice-" in down.err
-
-
-@pytest.mark.all
-def test_the_endpoint_of_a_network_of_theirs_stays(closed: World) -> None:
-    """What else a person needs there: the right to use that endpoint, and to name its group in a
-    rule, about which the simulator asks."""
-    world, api = closed, closed.ec2.client("ec2")
-    with their_network(api, "us-east-1a") as (vpc, subnet):
-        made = api.create_instance_connect_endpoint(SubnetId=subnet)["InstanceConnectEndpoint"]
-        id = made["InstanceConnectEndpointId"]
-        rights = policy()
-        [group] = made["SecurityGroupIds"]
-        more = {
-            "ec2-instance-connect:OpenTunnel": made["InstanceConnectEndpointArn"],
-            "ec2:AuthorizeSecurityGroupIngress": f"arn:aws:ec2:*:*:security-group/{group}",
-        }
-        use = [{"Effect": "Allow", "Action": one, "Resource": more[one]} for one in more]
-        world.ec2.policy({**rights, "Statement": [*rights["Statement"], *use]})
-        up = world.ok(*UP, "--vpc", vpc, "--workers", "1")
-        assert f"({id}, which the VPC has already)" in up.err
-        assert world.ok("ssh", "worker-1", "--", "true").code == 0
-        world.ok("down", "--yes", "--force")
-        api.delete_instance_connect_endpoint(InstanceConnectEndpointId=id)
-        world.ec2.forget_calls()  # policy.json alone does not allow them

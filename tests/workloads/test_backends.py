@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainlib import backends, data, ddp_options
+from trainlib import backends, ddp_options
 from trainlib.backends import Capability, choose, count_gpus
 from trainlib.errors import StartError, UsageError
 
@@ -137,7 +137,3 @@ def test_wrong_arguments(arguments: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         ddp_options.parse("", arguments, gpu=False)
     assert caught.value.code == 2
-
-
-def test_the_command_line_offers_the_data_sets_that_exist() -> None:
-    assert ddp_options.DATASETS == data.NAMES

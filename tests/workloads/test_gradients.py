@@ -35,11 +35,6 @@ def test_a_script_has_the_gradients_of_torchs_own_ddp(
     assert differences[kind][backend] == ""
 
 
-def test_the_results_have_all_kinds() -> None:
-    results = Path(gradients.__file__).parent / "results" / "gradients.json"
-    assert list(json.loads(results.read_text())["kinds"]) == list(gradients.KINDS)
-
-
 ALONE = """
 import torch
 from trainlib.ranks import discover

@@ -18,7 +18,6 @@ import torch
 
 from tests.workloads import making
 from tests.workloads.running import WORKLOADS, Ended, Programs
-from trainlib import ddp_options, models
 
 pytestmark = [pytest.mark.mpi]
 
@@ -404,7 +403,3 @@ def test_the_seeds_flags_have_their_types_and_defaults(
 ) -> None:
     found = vars(import_module(program).parse(arguments.split()))
     assert {name: found[name] for name in expected} == expected
-
-
-def test_the_command_line_offers_the_models_that_exist() -> None:
-    assert ddp_options.MODELS == models.NAMES
