@@ -14,6 +14,7 @@ from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import preflight, remove
 from clusterctl.machines.ec2.api import Api
 from tests.unit.answering import answering
+from tests.unit.tables import rows
 from tests.unit.test_ec2_refusals import wanted
 
 
@@ -76,15 +77,7 @@ def test_an_answer_that_is_not_from_aws_is_no_bug_of_ours(
             assert "AWS_ENDPOINT_URL" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("code", "ahead", "said"),
-    [
-        ("SignatureDoesNotMatch", -3600.0, "this machine's clock is 60 min ahead of AWS's"),
-        ("AuthFailure", 7200.0, "this machine's clock is 2.0 h behind AWS's"),
-        ("SignatureDoesNotMatch", 0.0, "your AWS secret key is wrong"),
-        ("AccessDenied", 7200.0, "your AWS user is not allowed to do that"),
-    ],
-)
+@rows("code, ahead, said", "aws_answers.a_wrong_clock_is_told_from_wrong_keys")
 def test_a_wrong_clock_is_told_from_wrong_keys(
     code: str, ahead: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2 import refusals
 from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
+from tests.unit.tables import rows
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,13 +34,7 @@ def check(error: ProviderError, case: dict[str, Any]) -> None:
     assert error.exit_code == 3
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ("<!DOCTYPE html>\n<HTML lang=en>\n<h1>Proxy error</h1>", "500: received a web page"),
-        ("first\n  second", "500: first second"),
-    ],
-)
+@rows("answer, said", "aws_errors.an_answer_of_many_lines_becomes_one")
 def test_an_answer_of_many_lines_becomes_one(answer: str, said: str) -> None:
     error = refusals.make_refusal("tag resource", "500", answer, "us-east-1")
     assert said in error.message
@@ -100,17 +95,7 @@ def test_what_was_denied_and_by_whom_is_on_the_line() -> None:
     assert CODED in asked.message, "all that AWS has said"
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "account"),
-    [
-        ("UnauthorizedOperation", "You are not authorized to perform this operation.", True),
-        ("PendingVerification", "", True),
-        ("InvalidParameterCombination", "not eligible for Free Tier.", True),
-        ("DryRunOperation", "Request would have succeeded, but DryRun flag is set.", False),
-        ("VPCIdNotSpecified", "No default VPC for this user.", False),
-        ("RequestLimitExceeded", "Request limit exceeded.", False),
-    ],
-)
+@rows("code, text, account", "aws_errors.what_a_dry_run_tells_about_the_account")
 def test_what_a_dry_run_tells_about_the_account(code: str, text: str, account: bool) -> None:
     """Anything else depends on what is not made yet."""
     refused: RefusedByAws = refusals.make_refusal("run instances", code, text, "us-east-1")

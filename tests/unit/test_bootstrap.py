@@ -18,6 +18,7 @@ from clusterctl.core.model import Accelerator, Node, NodeResult
 from clusterctl.machines import bootstrap, facts
 from clusterctl.machines.attached import BatchSite, SgeProvider, SlurmProvider, render_shut_out
 from tests.unit.making import cluster, node
+from tests.unit.tables import rows
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash; exit 3", "line\nbreak", "ü"]
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI"
@@ -233,22 +234,7 @@ def test_gpus_become_slots() -> None:
     assert (plain.slots, plain.accelerator) == (8, Accelerator.NONE)
 
 
-@pytest.mark.parametrize(
-    ("text", "failures"),
-    [
-        ("@@mesh ok launcher worker-1\n@@mesh ok worker-1 worker-2\n", []),
-        ("", []),
-        (
-            "@@mesh ok a b\n@@mesh broken worker-1 launcher Connection refused\n",
-            ["worker-1 → launcher: Connection refused"],
-        ),
-        ("@@mesh broken worker-1 launcher \n", ["worker-1 → launcher: no answer"]),
-        ("@@mesh broken worker-1 launcher\n", ["worker-1 → launcher: no answer"]),
-        ("@@mesh broken a b x\n@@mesh broken c d y z\n", ["a → b: x", "c → d: y z"]),
-        ("@@mesh broken worker-1\n@@mesh broken\n@@mesh\n", []),  # torn
-        ("Warning: something broken here\nbroken is the printer on floor 2\n", []),
-    ],
-)
+@rows("text, failures", "bootstrap.mesh_failures")
 def test_mesh_failures(text: str, failures: list[str]) -> None:
     assert list(bootstrap.read_mesh_failures(text)) == failures
 
@@ -309,15 +295,7 @@ def lab(
     return check
 
 
-@pytest.mark.parametrize(
-    ("workers", "dead", "broken"),
-    [
-        (3, [], []),
-        (1, [], []),
-        (3, ["worker-2"], ["launcher → worker-2", "worker-1 → worker-2"]),
-        (2, ["launcher"], ["worker-1 → launcher", "worker-2 → launcher"]),
-    ],
-)
+@rows("workers, dead, broken", "bootstrap.mesh_is_a_star_and_a_ring")
 def test_mesh_is_a_star_and_a_ring(
     workers: int,
     dead: list[str],

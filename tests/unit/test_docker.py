@@ -18,6 +18,7 @@ from clusterctl.machines import providers
 from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import build_archive, find_supported
 from clusterctl.machines.docker.provider import DockerProvider
+from tests.unit.tables import rows
 
 SUBNET = IPv4Network("198.18.5.0/24")
 
@@ -204,22 +205,7 @@ def test_an_inspected_container() -> None:
         containers.parse_containers("template parsing error\n")
 
 
-@pytest.mark.parametrize(
-    ("stderr", "expected"),
-    [
-        (
-            "docker: Error response from daemon: OCI runtime create failed: not permitted.\n\n"
-            "Run 'docker run --help' for more information\n",
-            "OCI runtime create failed: not permitted.",
-        ),
-        (
-            "Error response from daemon: no such thing\nError: failed to start containers: 12ab\n",
-            "no such thing",
-        ),
-        ("Unable to find image\n\nSee 'docker run --help'.\n", "Unable to find image"),
-        ("", "exit code 125"),
-    ],
-)
+@rows("stderr, expected", "docker.the_reason_of_a_failure")
 def test_the_reason_of_a_failure(stderr: str, expected: str) -> None:
     assert (
         containers.explain_failure(NodeResult(node="", exit_code=125, stderr=stderr.encode()))
@@ -248,14 +234,7 @@ def write(docker: Path, text: str) -> None:
     docker.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "apt-get install docker.io"),
-        ("Cannot connect to the Docker daemon at unix:///x. Is it running?", "systemctl start"),
-        ("permission denied while trying to connect to the Docker daemon", "usermod -aG docker"),
-    ],
-)
+@rows("text, words", "docker.no_engine")
 def test_no_engine(docker: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     if text:
         write(docker, f"echo '{text}' >&2; exit 1")

@@ -20,6 +20,7 @@ from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.protocol import Resource
 from clusterctl.terraform.binary import Binary
 from clusterctl.terraform.folder import Terraform
+from tests.unit.tables import rows
 
 
 def wish(*groups: NodeGroup, **cloud: object) -> ClusterSpec:
@@ -79,33 +80,7 @@ def test_clusters_have_networks_of_their_own() -> None:
     assert all(64 <= int(text.split(".")[1]) < 128 for text in networks)
 
 
-@pytest.mark.parametrize(
-    ("kind", "code", "spot_name", "spot"),
-    [
-        ("g4dn.xlarge", "L-DB2E81BA", "", "L-3819A6DF"),
-        ("t3.micro", "L-1216C47A", "", "L-34B43A08"),
-        ("c6i.large", "L-1216C47A", "", "L-34B43A08"),
-        ("p3.2xlarge", "L-417A185B", "", "L-7212CCBC"),
-        ("inf2.xlarge", "L-1945791B", "", "L-B5D1601B"),
-        ("i4i.large", "L-1216C47A", "", "L-34B43A08"),
-        ("trn1.2xlarge", "L-2C3B7624", "", "L-6B0D517C"),
-        ("mac1.metal", "", "", ""),
-        ("hpc6a.48xlarge", "L-F7808C92", "", ""),
-        ("dl1.24xlarge", "L-6E869C2A", "", "L-85EED4F7"),
-        ("d3.xlarge", "L-1216C47A", "", "L-34B43A08"),
-        ("u-6tb1.metal", "L-43DA4232", "", ""),
-        ("x2idn.16xlarge", "L-7295265B", "", "L-E3A00192"),
-        ("f2.6xlarge", "L-74FC7D96", "", "L-88CF9481"),
-        ("vt1.3xlarge", "L-DB2E81BA", "", "L-3819A6DF"),
-        ("p4d.24xlarge", "L-417A185B", "", "L-7212CCBC"),
-        ("p5.48xlarge", "L-417A185B", "P5", "L-C4BD4855"),
-        ("p5en.48xlarge", "L-417A185B", "P5", "L-C4BD4855"),
-        ("p6-b200.48xlarge", "L-417A185B", "", "L-7212CCBC"),
-        ("g5.xlarge", "L-DB2E81BA", "", "L-3819A6DF"),
-        ("trn1.32xlarge", "L-2C3B7624", "", "L-6B0D517C"),
-        ("hpc7a.96xlarge", "L-F7808C92", "", ""),
-    ],
-)
+@rows("kind, code, spot_name, spot", "ec2.types_count_towards_their_quotas")
 def test_types_count_towards_their_quotas(kind: str, code: str, spot_name: str, spot: str) -> None:
     """Spot instances have quotas of their own."""
     row = catalog.find_quota(kind)
@@ -120,17 +95,7 @@ def test_the_plan_says_how_long_many_launches_take() -> None:
     assert "starting 257 machines takes at least 126 s" in line
 
 
-@pytest.mark.parametrize(
-    ("kind", "percent"),
-    [
-        ("t3.xlarge", 40),
-        ("t3a.large", 30),
-        ("t4g.nano", 5),
-        ("t2.2xlarge", 17),
-        ("c7i.xlarge", None),
-        ("trn1.2xlarge", None),
-    ],
-)
+@rows("kind, percent", "ec2.a_burstable_type_has_a_baseline")
 def test_a_burstable_type_has_a_baseline(kind: str, percent: int | None) -> None:
     assert catalog.find_baseline(kind) == percent
 

@@ -22,6 +22,7 @@ from clusterctl.terraform.binary import Diagnostic, ResourceChange, TerraformErr
 from clusterctl.terraform.folder import Terraform
 from tests.unit.fake_ec2 import Allowing, instance
 from tests.unit.making import cluster, node
+from tests.unit.tables import rows
 
 HOUR, DAY = 3600.0, 86400.0
 NOW = 1.7e9
@@ -247,14 +248,7 @@ def test_machines_that_end_are_told_from_those_that_stay(
     assert found == {"worker-1", "worker-2"}
 
 
-@pytest.mark.parametrize(
-    ("cloud", "kind"),
-    [
-        ({}, "a spot machine"),
-        ({"spot_fallback": True}, "a spot or on-demand machine"),
-        ({"spot": False}, ""),
-    ],
-)
+@rows("cloud, kind", "ec2_again.the_plan_says_who_replaces_what_ec2_takes_away")
 def test_the_plan_says_who_replaces_what_ec2_takes_away(
     cloud: dict[str, bool], kind: str, provider: Ec2Provider
 ) -> None:
@@ -384,27 +378,7 @@ def test_a_budget_lasts_wherever_the_cluster_ends_up(
         provider.plan(wish(max_hourly=12.0, spot_fallback=True))
 
 
-@pytest.mark.parametrize(
-    ("arn", "owner"),
-    [
-        ("arn:aws:iam::123456789012:user/team/ana", "user/team/ana"),
-        ("arn:aws:iam::123456789012:root", "root"),
-        (
-            "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Train_1a2b/ana@example.org",
-            "assumed-role/AWSReservedSSO_Train_1a2b/ana@example.org",
-        ),
-        # Sessions whose name an SDK has made up differ each time: it is the same person.
-        (
-            "arn:aws:sts::1:assumed-role/Train/botocore-session-1763844000",
-            "assumed-role/Train",
-        ),
-        ("arn:aws:sts::1:assumed-role/Train/1763844000123456789", "assumed-role/Train"),
-        (
-            "arn:aws:sts::1:assumed-role/Train/i-0123456789abcdef0",
-            "assumed-role/Train/i-0123456789abcdef0",
-        ),
-    ],
-)
+@rows("arn, owner", "ec2_again.an_owner_is_who_sts_says")
 def test_an_owner_is_who_sts_says(arn: str, owner: str) -> None:
     assert name_owner(arn) == owner
 

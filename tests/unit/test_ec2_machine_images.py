@@ -13,6 +13,7 @@ from clusterctl.machines.ec2.api import Api, Image
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 from tests.unit.fake_ec2 import Offering
+from tests.unit.tables import rows
 
 
 class Described(Offering):
@@ -37,22 +38,7 @@ def survey(**row: Any) -> preflight.Survey:
     return preflight.survey(Described(**row), wish, {}, "", print)
 
 
-@pytest.mark.parametrize(
-    ("row", "system"),
-    [
-        ({"PlatformDetails": "", "Platform": "windows"}, "Windows"),
-        ({"PlatformDetails": "Windows with SQL Server Standard"}, "Windows"),
-        ({"PlatformDetails": "Red Hat Enterprise Linux"}, "Red Hat Enterprise Linux"),
-        ({"Name": "al2023-ami-2023.5.20240722.0-kernel-6.1-x86_64"}, "al2023"),
-        ({"Name": "amzn2-ami-hvm-2.0.20240719.0-x86_64-gp2"}, "amzn2"),
-        ({"Name": "debian-12-amd64-20240717-1811"}, "debian"),
-        ({"Name": "ours", "Description": "Amazon Linux 2 with our drivers"}, "amazon linux"),
-        (
-            {"Name": "Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2) 20240625"},
-            "amazon linux",
-        ),
-    ],
-)
+@rows("row, system", "ec2_machine_images.an_image_that_is_not_ubuntu_is_refused")
 def test_an_image_that_is_not_ubuntu_is_refused(row: dict[str, str], system: str) -> None:
     """Nobody could log in as `ubuntu`, and the machines would be paid for until that is noticed."""
     with pytest.raises(UsageError, match=f"--ami ami-2: it runs {system}") as caught:
@@ -79,17 +65,7 @@ def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami:
     assert "aws ec2 get-allowed-images-settings" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("row", "sure"),
-    [
-        ({"Name": "ubuntu/images/hvm-ssd/ubuntu-jammy-22.04-amd64-server-20240701"}, True),
-        ({"Name": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 20240625"}, True),
-        ({"Name": "our-ubuntu-from-debian-tools"}, True),
-        ({"Name": "ours", "PlatformDetails": "Ubuntu Pro"}, True),
-        ({"Name": "training-7"}, False),
-        ({}, False),
-    ],
-)
+@rows("row, sure", "ec2_machine_images.one_that_may_be_is_described")
 def test_one_that_may_be_is_described(row: dict[str, str], sure: bool) -> None:
     found = survey(**{"PlatformDetails": "Linux/UNIX", "OwnerId": "210987654321", **row})
     assert found.theirs
@@ -104,15 +80,7 @@ def refuse() -> str:
     raise OSError("no route to host")
 
 
-@pytest.mark.parametrize(
-    ("said", "old", "line"),
-    [
-        ("203.0.113.7", False, "SSH to the launcher is open to 203.0.113.7/32 (--ssh-cidr)"),
-        ("0.0.0.0/0", False, "0.0.0.0/0 (--ssh-cidr): the whole internet, with keys only"),
-        ("", False, "did not return this machine's public address (no route to host); give it"),
-        ("", True, "stays open to the same networks"),
-    ],
-)
+@rows("said, old, line", "ec2_machine_images.the_plan_says_who_may_connect")
 def test_the_plan_says_who_may_connect(said: str, old: bool, line: str) -> None:
     assert line in network.describe_ssh_cidr(said, refuse, old=old)
 

@@ -20,6 +20,7 @@ from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering, instance
 from tests.unit.making import node
+from tests.unit.tables import rows
 
 
 def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
@@ -35,16 +36,7 @@ def survey(wish: ClusterSpec) -> preflight.Survey:
     return preflight.survey(Offering("us-east-1"), wish, {}, "", print)
 
 
-@pytest.mark.parametrize(
-    ("ami", "image", "images", "refused"),
-    [
-        ("", "", {}, True),
-        ("ami-1", "", {}, True),
-        ("", "registry.example.com/gpu:1", {}, True),
-        ("ami-1", "registry.example.com/gpu:1", {}, False),
-        ("ami-1", "", {"nvidia": "registry.example.com/gpu:1"}, False),
-    ],
-)
+@rows("ami, image, images, refused", "ec2_refusals.gpus_before_turing_need_a_driver_and_an_image")
 def test_gpus_before_turing_need_a_driver_and_an_image(
     ami: str, image: str, images: dict[str, str], refused: bool
 ) -> None:
@@ -288,16 +280,7 @@ def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zone: str) ->
     assert "t3.micro: us-east-1a, us-east-1b;" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("family", "kind", "hint"),
-    [
-        ("cpu", "c7i.xlarg", "did you mean 'c7i.xlarge'?"),
-        ("cpu", "g4dn.xlarg", "did you mean 'c7i.xlarge'?"),
-        ("cpu", "quantum.huge", "check the name, or --region"),
-        ("", "g4dn.xlarg", "did you mean 'g4dn.xlarge'?"),
-        ("g5", "g5.xlarg", "did you mean 'g5.xlarge'?"),
-    ],
-)
+@rows("family, kind, hint", "ec2_refusals.whoever_wants_no_gpu_is_not_offered_one")
 def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: str) -> None:
     wish = wanted(NodeGroup(count=1, family=family, instance_type=kind))
     with pytest.raises(UsageError, match=f"no instance type '{kind}'") as caught:

@@ -11,6 +11,7 @@ from clusterctl.errors import UsageError
 from clusterctl.machines.ec2 import api, deadline, preflight, refusals, spec
 from clusterctl.machines.ec2.api import Api
 from tests.unit.fake_ec2 import Offering
+from tests.unit.tables import rows
 
 
 def wish(*tag: str) -> ClusterSpec:
@@ -27,16 +28,7 @@ def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("team", "not KEY=VALUE"),
-        ("=ml", "not KEY=VALUE"),
-        ("AWS:team=ml", "reserved"),
-        ("clusterctl:cluster=other", "clusterctl itself"),
-        ("Name=mine", "clusterctl itself"),
-    ],
-)
+@rows("text, said", "ec2_tags.what_is_no_tag_is_refused_before_aws_is_asked")
 def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         spec.resolve_rules(wish(text), None)

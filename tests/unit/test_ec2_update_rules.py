@@ -14,6 +14,7 @@ from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.prices import Quote
 from tests.unit.fake_ec2 import instance
 from tests.unit.making import node
+from tests.unit.tables import rows
 
 NOW = 1.7e9
 HOUR = 3600.0
@@ -97,12 +98,7 @@ def test_workers_come_and_go() -> None:
         spec.check_kept(wish(count), cluster(wish()), machines, PRESENT)
 
 
-@pytest.mark.parametrize(
-    ("cloud", "said"),
-    [
-        ({"regions": ("eu-west-1",)}, "--region us-east-1 is not one of --regions eu-west-1"),
-    ],
-)
+@rows("cloud, said", "ec2_update_rules.options_that_exclude_each_other")
 def test_options_that_exclude_each_other(cloud: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         spec.resolve_rules(wish(**cloud), None)
@@ -128,13 +124,7 @@ def test_a_deadline_that_is_armed_stays() -> None:
     assert spec.choose_deadline(wish(ttl=1800), None, {}, [], NOW + 0.75) == NOW + 1800
 
 
-@pytest.mark.parametrize(
-    ("nodes", "hint"),
-    [
-        (("launcher", "worker-1"), "`clusterctl extend lab --ttl …` keeps them, `clusterctl down"),
-        (("launcher",), "`clusterctl down lab` removes them"),  # one cannot be told
-    ],
-)
+@rows("nodes, hint", "ec2_update_rules.machines_beyond_their_deadline_get_no_other")
 def test_machines_beyond_their_deadline_get_no_other(nodes: tuple[str, ...], hint: str) -> None:
     """They have the one on record, or one that nobody knows."""
     old = replace(cluster(wish()), deadline=NOW - HOUR, nodes=tuple(map(node, nodes)))

@@ -21,6 +21,7 @@ from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import Provider, ProviderPlan
 from tests.unit.fake_ec2 import Offering
 from tests.unit.provided import provide
+from tests.unit.tables import rows
 
 
 class Cloud(Provider):
@@ -109,19 +110,7 @@ def test_a_cluster_that_fails_is_removed_and_reported(
 SSO = "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Dev_01/ana.maier@corp.example"
 
 
-@pytest.mark.parametrize(
-    ("said", "shown"),
-    [
-        ("arn 123456789012, jane-doe-check-a1-77", "arn <account>, <owner>-check-a1-77"),
-        ("52.1.2.3, 10.0.0.4, version 1.2.3", "<address>, 10.0.0.4, version 1.2.3"),
-        # What AWS says where a right is missing, which is how most first reports end.
-        (f"User: {SSO} is not", "User: arn:aws:sts::<account>:<identity> is not"),
-        ("(arn:aws-cn:iam::123456789012:user/ana)", "(arn:aws-cn:iam::<account>:<identity>)"),
-        ("arn:aws:ec2:us-east-1:123456789012:vpc/*", "arn:aws:ec2:us-east-1:<account>:vpc/*"),
-        ("ssh ana@corp.example: no", "ssh <person>: no"),
-        ("from 2001:db8::7 at 2026-11-24 07:14:30", "from <address> at 2026-11-24 07:14:30"),
-    ],
-)
+@rows("said, shown", "real_check.a_report_names_nobody")
 def test_a_report_names_nobody(said: str, shown: str) -> None:
     assert actions_check.anonymize(said, "check-a1") == shown
 

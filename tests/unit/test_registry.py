@@ -16,6 +16,7 @@ from clusterctl.machines import registry
 from clusterctl.machines.registry import RegistryLogin
 from tests.sim import hub as hubs
 from tests.sim.hub import Hub
+from tests.unit.tables import rows
 
 DIGEST = f"sha256:{'a' * 64}"
 
@@ -42,20 +43,7 @@ def auth(text: str) -> dict[str, str]:
     return {"auth": base64.b64encode(text.encode()).decode()}
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "repository", "tag", "digest"),
-    [
-        ("debian", "docker.io", "library/debian", "", ""),
-        ("debian:12", "docker.io", "library/debian", "12", ""),
-        ("me/cpu:1", "docker.io", "me/cpu", "1", ""),
-        ("docker.io/me/cpu", "docker.io", "me/cpu", "", ""),
-        ("ghcr.io/me/team/cpu:1.2", "ghcr.io", "me/team/cpu", "1.2", ""),
-        ("localhost/cpu", "localhost", "cpu", "", ""),
-        ("registry:5000/cpu:1", "registry:5000", "cpu", "1", ""),
-        (f"debian:12@{DIGEST}", "docker.io", "library/debian", "12", DIGEST),
-        (f"ghcr.io/me/cpu@{DIGEST}", "ghcr.io", "me/cpu", "", DIGEST),
-    ],
-)
+@rows("text, host, repository, tag, digest", "registry.references")
 def test_references(text: str, host: str, repository: str, tag: str, digest: str) -> None:
     found = registry.parse_image_name(text)
     assert (found.registry, found.repository, found.tag, found.digest) == (
@@ -175,15 +163,7 @@ def test_docker_hub_has_another_name_in_dockers_settings(docker: Path) -> None:
     assert list(engine["auths"]) == ["https://index.docker.io/v1/"]
 
 
-@pytest.mark.parametrize(
-    ("code", "says", "transient"),
-    [
-        (404, "there is no image", False),
-        (403, "it is private or does not exist", False),
-        (429, "is limiting your requests", True),
-        (503, "answered 503", True),
-    ],
-)
+@rows("code, says, transient", "registry.refusals")
 def test_refusals(hub: Hub, code: int, says: str, transient: bool) -> None:
     hub.failure = code
     with pytest.raises(ProviderError, match=says) as caught:

@@ -22,6 +22,7 @@ from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
 from tests.unit.provided import NothingLeft, provide
+from tests.unit.tables import rows
 
 HOUR, DAY = 3600.0, 86400.0
 NOON = time.mktime((2023, 11, 20, 12, 0, 0, 0, 0, -1))
@@ -125,18 +126,7 @@ def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     time.tzset()
 
 
-@pytest.mark.parametrize(
-    ("name", "day", "hours"),
-    [
-        (EUROPE, "2026-03-29", 23.0),
-        (EUROPE, "2026-10-25", 25.0),
-        (HAVANA, "2026-03-08", 23.0),
-        (HAVANA, "2026-11-01", 25.0),
-        (LORD_HOWE, "2026-10-04", 23.5),
-        (LORD_HOWE, "2026-04-05", 24.5),
-        ("UTC0", "2028-02-29", 24.0),
-    ],
-)
+@rows("name, day, hours", "spending.days_are_as_long_as_here")
 def test_days_are_as_long_as_here(
     name: str, day: str, hours: float, zone: Callable[[str], None]
 ) -> None:

@@ -10,22 +10,14 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.machines.ec2 import network as ec2_network
 from tests.unit.answering import answering
+from tests.unit.tables import rows
 
 
 def fail_to_ask() -> str:
     raise OSError("no network")
 
 
-@pytest.mark.parametrize(
-    ("said", "warned"),
-    [
-        ("0.0.0.0/0", 1),
-        ("10.0.0.1/0", 1),
-        ("203.0.113.7,0.0.0.0/0", 1),
-        ("10.0.0.0/8", 0),
-        ("203.0.113.7", 0),
-    ],
-)
+@rows("said, warned", "ssh_cidr.a_door_that_is_open_to_everybody_is_said_once")
 def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -> None:
     told: list[str] = []
     ec2_network.resolve_ssh_cidr(said, "", lambda: "203.0.113.7", told.append)
@@ -33,15 +25,9 @@ def test_a_door_that_is_open_to_everybody_is_said_once(said: str, warned: int) -
     assert len(told) == warned
 
 
-@pytest.mark.parametrize(
-    ("said", "remembered", "answer", "network"),
-    [
-        ("", "", "203.0.113.7", "203.0.113.7/32"),
-        ("", "198.51.100.9/32", "203.0.113.7", "203.0.113.7/32"),
-        ("", "198.51.100.9/32", None, "198.51.100.9/32"),
-        ("198.51.100.9", "", "203.0.113.7", "198.51.100.9/32"),
-        ("198.51.100.9/24", "", "203.0.113.7", "198.51.100.0/24"),
-    ],
+@rows(
+    "said, remembered, answer, network",
+    "ssh_cidr.ssh_is_open_to_one_address_unless_more_is_asked_for",
 )
 def test_ssh_is_open_to_one_address_unless_more_is_asked_for(
     said: str, remembered: str, answer: str | None, network: str

@@ -24,6 +24,7 @@ from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import VERSION, Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, spec
+from tests.unit.tables import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,16 +61,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 # ---------------------------------------------------------------------------------------- home
 
 
-@pytest.mark.parametrize(
-    ("chosen", "xdg", "expected"),
-    [
-        ("{tmp}/a", "{tmp}/b", "{tmp}/a"),
-        ("", "{tmp}/b", "{tmp}/b/clusterctl"),
-        ("", "", "{home}/.local/state/clusterctl"),
-        ("~/mine", "", "{home}/mine"),
-        ("here", "", "{cwd}/here"),
-    ],
-)
+@rows("chosen, xdg, expected", "state.home")
 def test_home(
     chosen: str, xdg: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -455,16 +447,7 @@ def damage_record(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"nodes": []}, "it has no launcher"),
-        ({"nodes": "worker"}, "it has no launcher"),
-        ({"nodes": "launcher"}, "it has no workers"),
-        ({"deadline": 1e300}, "one of its times is invalid"),
-        ({"created": -1.0}, "one of its times is invalid"),
-    ],
-)
+@rows("changes, what", "state.a_record_that_no_verb_can_work_with_is_damaged")
 def test_a_record_that_no_verb_can_work_with_is_damaged(
     changes: dict[str, Any], what: str, call: Call
 ) -> None:

@@ -20,6 +20,7 @@ from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job
+from tests.unit.tables import rows
 from tests.unit.test_state import ROOT, start, store
 
 __all__ = ["start", "store"]
@@ -136,17 +137,7 @@ except ClusterctlError as error:
 """
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        "store.save(replace(store.read_cluster('lab'), phase=Phase.DELETING))",
-        "store.save_job(replace(store.read_job(7), reason='x'))",
-        "store.reserve_job_id()",
-        "store.add_event('lab', 'x')",
-        "ClusterLock(store.home, 'lab', 'up').__enter__()",
-        "ClusterLock(store.home, 'new', 'up').__enter__()",
-    ],
-)
+@rows("action", "state_writes.a_full_disk_is_one_clear_error_and_loses_nothing")
 def test_a_full_disk_is_one_clear_error_and_loses_nothing(
     action: str, store: Store, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -187,15 +178,7 @@ def test_a_home_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.netns  # the right to mount
-@pytest.mark.parametrize(
-    "action",
-    [
-        "store.save(store.read_cluster('lab'))",
-        "store.reserve_job_id()",
-        "store.save_job(store.read_job(7))",
-        "ClusterLock(store.home, 'lab', 'up').__enter__()",
-    ],
-)
+@rows("action", "state_writes.a_home_that_became_read_only")
 def test_a_home_that_became_read_only(
     action: str, store: Store, need: Callable[[str], str]
 ) -> None:

@@ -19,6 +19,7 @@ from clusterctl.machines.bootstrap import Mesh, NodeContainer
 from clusterctl.machines.registry import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import node
+from tests.unit.tables import rows
 
 KEY = keys.generate()
 
@@ -330,24 +331,7 @@ def test_an_image_is_built_from_what_is_public(tmp_path: Path) -> None:
         assert engine.run(step(name, engine, box)[0]).returncode == 0, name
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        (
-            "Step 4/9 : RUN sh /build/venv.sh\n"
-            "\x1b[91mERROR: No matching distribution found for torch\n"
-            "\x1b[0mThe command '/bin/sh -c sh /build/venv.sh' returned a non-zero code: 1\n",
-            "ERROR: No matching distribution found for torch",
-        ),
-        (
-            '#8 1.2 E: Unable to locate package gcc\n#8 ERROR: process "/bin/sh -c sh" did not'
-            " complete successfully: exit code: 100\n------\nERROR: failed to solve: process"
-            ' "/bin/sh -c sh" did not complete successfully: exit code: 100\n',
-            "#8 1.2 E: Unable to locate package gcc",
-        ),
-        ("no space left on device\n", "no space left on device"),
-    ],
-)
+@rows("said, why", "steps.a_build_that_fails_says_why")
 def test_a_build_that_fails_says_why(said: str, why: str, tmp_path: Path) -> None:
     """And not only in which step of the recipe: with Docker's first builder, and with BuildKit."""
     engine = Engine(tmp_path)
@@ -389,15 +373,7 @@ def test_another_image_or_key_is_another_container() -> None:
     assert first != replace(container(), mesh_key="ssh-ed25519 OTHER").compute_digest(of)
 
 
-@pytest.mark.parametrize(
-    ("driver", "cuda", "module", "library", "said"),
-    [
-        ("550.54.15", "12.4.1", "2.4.1", "2.4", ""),
-        ("470.182.03", "12.4.1", "2.4.1", "2.4", "NVIDIA driver 470.182.03 is too old for"),
-        ("470.182.03", "11.8.0", "", "", ""),
-        ("550.54.15", "12.4.1", "2.3.0", "2.4", "gdrdrv 2.3.0 is loaded"),
-    ],
-)
+@rows("driver, cuda, module, library, said", "steps.versions_that_do_not_fit_stop_the_bootstrap")
 def test_versions_that_do_not_fit_stop_the_bootstrap(
     tmp_path: Path, driver: str, cuda: str, module: str, library: str, said: str
 ) -> None:

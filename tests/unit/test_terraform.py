@@ -20,6 +20,7 @@ from clusterctl.terraform import binary
 from clusterctl.terraform import folder as terraform_folder
 from clusterctl.terraform.binary import Binary, Diagnostic, Outputs, ResourceChange
 from clusterctl.terraform.folder import Terraform
+from tests.unit.tables import rows
 
 
 @pytest.mark.parametrize(
@@ -402,15 +403,7 @@ def test_a_process_that_takes_too_long_is_asked_and_then_killed(tmp_path: Path) 
 STATE = {"version": 4, "resources": [{"mode": "managed", "type": "aws_vpc", "name": "this"}]}
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        json.dumps(STATE)[:-9],
-        "[]",
-        '{"resources": [7]}',
-        '{"resources": [{"mode": "managed", "instances": [{}]}]}',
-    ],
-)
+@rows("damaged", "terraform.a_damaged_state_is_not_taken_for_an_empty_one")
 def test_a_damaged_state_is_not_taken_for_an_empty_one(tmp_path: Path, damaged: str) -> None:
     tool = runner(tmp_path, "")
     (tool.folder / "terraform.tfstate").write_text(damaged)

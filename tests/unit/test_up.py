@@ -35,6 +35,7 @@ from clusterctl.machines.protocol import (
 )
 from tests.unit.making import cluster, node
 from tests.unit.provided import NothingLeft, provide
+from tests.unit.tables import rows
 
 NOW = 1.7e9
 HOUR = 3600.0
@@ -360,13 +361,7 @@ class Numbers(Provider):
         return ProviderPlan(mode="", mode_reason="", one_host=True, lines=("a plan",))
 
 
-@pytest.mark.parametrize(
-    ("workers", "line"),
-    [
-        (5, "to be added: worker-[3-5] (the cluster has 3 nodes)"),
-        (2, "to be added: none (nodes of the cluster that are gone are started again)"),
-    ],
-)
+@rows("workers, line", "up.the_plan_for_a_cluster_that_is_there_says_what_is_new")
 def test_the_plan_for_a_cluster_that_is_there_says_what_is_new(
     workers: int, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
