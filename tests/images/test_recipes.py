@@ -17,6 +17,7 @@ from clusterctl.core.catalog import NODE_PACKAGES
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from tests.conftest import Need
+from tests.unit.tables import rows
 
 DOCKER = Path(__file__).parents[2] / "docker"
 DOWNLOADS = json.loads((DOCKER / "downloads.json").read_text())
@@ -167,19 +168,7 @@ case "$*" in *" install "*) ;; *) exit 0 ;; esac
 """
 
 
-@pytest.mark.parametrize(
-    ("files", "needs", "asked"),
-    [
-        (("torch-1-py3-none-any.whl", "index"), "", ["--no-index --find-links . []"]),
-        (("index", "pip.conf"), "", ["requirements.txt [{wheels}/pip.conf]"]),
-        (
-            ("index",),
-            "https://more",
-            ["requirements.txt []", "requirements.txt --extra-index-url https://more []"],
-        ),
-        (("index",), "nothing", ["requirements.txt []", "--extra-index-url https://more []"]),
-    ],
-)
+@rows("files, needs, asked", "recipes.where_wheels_come_from")
 def test_where_wheels_come_from(
     files: tuple[str, ...], needs: str, asked: list[str], tmp_path: Path
 ) -> None:

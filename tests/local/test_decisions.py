@@ -16,20 +16,10 @@ from clusterctl.machines import networks
 from clusterctl.machines.local import layout, nodes
 from clusterctl.machines.local.layout import Server
 from clusterctl.machines.local.provider import LocalProvider
+from tests.unit.tables import rows
 
 
-@pytest.mark.parametrize(
-    ("keep", "expected"),
-    [
-        (["/home/u", "/tmp", "/usr"], "/home/u/.local/state/clusterctl"),
-        (["/home/u/.local/state/clusterctl"], "/home/u/.local/state/clusterctl/clusters"),
-        (["/home/u/.local/state/clusterctl/venv"], "/home/u/.local/state/clusterctl/clusters"),
-        (
-            ["/home/u/.local/state/clusterctl/clusters/python"],
-            "/home/u/.local/state/clusterctl/clusters/demo",
-        ),
-    ],
-)
+@rows("keep, expected", "decisions.what_nodes_do_not_see")
 def test_what_nodes_do_not_see(keep: list[str], expected: str) -> None:
     folder = Path("/home/u/.local/state/clusterctl/clusters/demo")
     assert layout.find_hidden(folder, map(Path, keep)) == Path(expected)

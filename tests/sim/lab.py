@@ -172,9 +172,6 @@ class Lab:
         answer = self.api.describe_instances(InstanceIds=[self._ids[name]])
         return answer["Reservations"][0]["Instances"][0]
 
-    def states(self) -> list[str]:
-        return [self.instance(name)["State"]["Name"] for name in self._ids]
-
     def trust(self, name: str, public_key: str) -> None:
         kept = [line for line in self.known.read_text().splitlines() if line.split()[0] != name]
         self.known.write_text("\n".join([*kept, f"{name} {public_key.strip()}", ""]))

@@ -82,31 +82,6 @@ def greeting(tunnel: Tunnel) -> bytes:
         return sock.recv(100)
 
 
-def test_an_endpoint_holds_its_network_until_it_is_gone(lab: Lab, api: Api) -> None:
-    lab.ec2.fault("slow_end", seconds=4)
-    group = lab.group("lab-1-endpoint")
-    lab.api.create_tags(Resources=[group], Tags=[{"Key": TAG, "Value": "lab-1"}])
-    lab.groups.clear()
-    tags = [{"Key": TAG, "Value": "lab-1"}]
-    lab.api.create_instance_connect_endpoint(
-        SubnetId=lab.subnet,
-        SecurityGroupIds=[group],
-        TagSpecifications=[{"ResourceType": "instance-connect-endpoint", "Tags": tags}],
-    )
-    with pytest.raises(ClientError, match="LimitExceeded"):
-        lab.api.create_instance_connect_endpoint(SubnetId=lab.subnet)
-    with pytest.raises(ClientError, match="DependencyViolation"):
-        lab.api.delete_security_group(GroupId=group)
-    with pytest.raises(ClientError, match="DependencyViolation"):
-        lab.api.delete_subnet(SubnetId=lab.subnet)
-    kinds = [left.kind for left in remove.find_tagged(api, "lab-1")]
-    assert kinds == ["Instance Connect endpoint", "security group"]
-    said: list[str] = []
-    remove.remove_all(api, "lab-1", said.append)
-    assert "1 Instance Connect endpoint, 1 security group; removing" in said[0]
-    assert remove.find_tagged(api, "lab-1") == ()
-
-
 def test_who_has_the_rights_of_an_earlier_version_finds_what_there_is(lab: Lab, api: Api) -> None:
     older = json.loads(json.dumps(RIGHTS))
     older["Statement"][0]["Action"].remove("ec2:DescribeInstanceConnectEndpoints")

@@ -29,38 +29,9 @@ def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         ec2_deadline.remove_schedule(made, group)
 
 
-def launch(lab: Lab, name: str, cluster: str = "lab-1") -> str:
-    tags = [{"Key": "clusterctl:cluster", "Value": cluster}] if cluster else []
-    specs = [{"ResourceType": "instance", "Tags": tags}] if tags else []
-    return lab.launch(name, TagSpecifications=specs)
-
-
 def arm(api: Api, ids: list[str], deadline: float) -> None:
     ec2_deadline.prepare(api, "lab-1")
     ec2_deadline.schedule_ends(api, "lab-1", ids, deadline)
-
-
-def test_aws_ends_machines_that_do_not_end_themselves(lab: Lab, api: Api) -> None:
-    """Also where one of them is long gone, whose id AWS does not know any more."""
-    assert ec2_deadline.check_schedule(api) == "AWS terminates what still runs one minute later"
-    ids = [launch(lab, "launcher"), launch(lab, "worker-1"), f"i-{'0' * 17}"]
-    deadline = time.time() + 3600
-    arm(api, ids, deadline)
-    [(group, schedules)] = lab.ec2.schedules.items()
-    assert group == "clusterctl-lab-1"
-    assert {round(when - deadline) for when in schedules.values()} <= {60, 61}
-
-    later = deadline + 3600
-    ec2_deadline.schedule_ends(api, "lab-1", ids, later)
-    lab.ec2.turn_the_scheduler_ahead(3600 + 120)
-    time.sleep(0.5)
-    assert lab.states() == ["running", "running"], "the deadline was moved"
-    lab.ec2.turn_the_scheduler_ahead(7200 + 120)
-    until = time.monotonic() + 20
-    while lab.states() != ["terminated", "terminated"]:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert lab.ec2.schedules == {"clusterctl-lab-1": {}}, "a schedule that is done deletes itself"
 
 
 def test_tags_of_a_group_that_is_there_change(lab: Lab, api: Api) -> None:
@@ -115,14 +86,6 @@ def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> N
     assert states.get(ids["lab-1"][0], "deleted") == "deleted"
     lab.api.delete_nat_gateway(NatGatewayId=ids["other"][0])
     lab.api.release_address(AllocationId=ids["other"][1])
-
-
-def test_the_role_ends_nothing_that_is_not_ours(lab: Lab, api: Api) -> None:
-    theirs = launch(lab, "theirs", cluster="")
-    arm(api, [theirs], time.time())
-    lab.ec2.turn_the_scheduler_ahead(120)
-    time.sleep(0.5)
-    assert lab.states() == ["running"]
 
 
 def test_schedules_go_with_the_cluster_and_are_found_without_it(lab: Lab, api: Api) -> None:

@@ -13,7 +13,7 @@ from clusterctl.machines.ec2 import create, remove
 from clusterctl.machines.ec2.api import UNUSED_TAG, Api, find_instances, terminate_instances
 from clusterctl.terraform.folder import Terraform
 from tests.ec2.conftest import policy
-from tests.sim.lab import UBUNTU, Lab
+from tests.sim.lab import Lab
 from tests.sim.test_ec2_strict import tagged
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -72,32 +72,6 @@ def test_what_guardduty_puts_into_a_network_goes_with_it(
     assert kept.pop("security group"), "a further `up` leaves what is GuardDuty's alone"
     assert not any(kept.values())
     lab.ec2.policy(policy())
-    remove.remove_cluster(api, "lab-1", lambda line: None)
-    assert lab.ec2.left() == []
-
-
-def test_a_network_is_removed_when_its_machines_are_gone(
-    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They take a while, and hold it meanwhile."""
-    monkeypatch.setattr(remove, "PAUSE", 0.2)
-    _, subnet, group = network(lab)
-    lab.ec2.fault("never_boot")
-    lab.ec2.fault("slow_end", seconds=1.5)
-    id = lab.api.run_instances(
-        ImageId=UBUNTU,
-        InstanceType="t3.micro",
-        MinCount=1,
-        MaxCount=1,
-        SubnetId=subnet,
-        SecurityGroupIds=[group],
-        TagSpecifications=tagged("worker-1"),
-    )["Instances"][0]["InstanceId"]
-    lab.api.terminate_instances(InstanceIds=[id])
-    [found] = lab.api.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
-    assert found["State"]["Name"] == "shutting-down"
-    with pytest.raises(ClientError, match="DependencyViolation"):
-        lab.api.delete_security_group(GroupId=group)
     remove.remove_cluster(api, "lab-1", lambda line: None)
     assert lab.ec2.left() == []
 

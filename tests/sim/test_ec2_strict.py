@@ -253,36 +253,6 @@ def test_what_an_organization_asks_of_a_launch_is_asked_for(lab: Lab, api: Api) 
             survey(api)  # the launcher of a new network has a public address, too
 
 
-def test_another_address_is_let_in_without_terraform(lab: Lab, api: Api) -> None:
-    """The rule that Terraform makes, and that it finds again later."""
-    tags = [{"Key": "clusterctl:cluster", "Value": "lab-1"}]
-    group = lab.api.create_security_group(
-        GroupName="lab-1-ssh",
-        Description="SSH to the launcher",
-        VpcId=lab.vpcs[0],
-        TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
-    )["GroupId"]
-    try:
-        for wanted in (
-            ["203.0.113.7/32"],
-            ["203.0.113.7/32", "198.51.100.0/24"],
-            ["203.0.113.9/32"],
-        ):
-            network.change(api, "lab-1", wanted)
-            [found] = lab.api.describe_security_groups(GroupIds=[group])["SecurityGroups"]
-            [rule] = found["IpPermissions"]
-            assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 22, 22)
-            assert {one["CidrIp"] for one in rule["IpRanges"]} == set(wanted)
-            assert {one["Description"] for one in rule["IpRanges"]} == {network.DESCRIPTION}
-        lab.ec2.forget_calls()
-        network.change(api, "lab-1", ["203.0.113.9/32"])
-        assert lab.ec2.actions == {"ec2:DescribeSecurityGroups"}
-    finally:
-        lab.api.delete_security_group(GroupId=group)
-    with pytest.raises(ProviderError, match="lab-1-ssh is gone"):
-        network.change(api, "lab-1", ["203.0.113.9/32"])
-
-
 def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
     """A public one for the launcher, and in the same zone one that leads out by a NAT gateway."""
     with their_network(lab.api, "us-east-1a", "us-east-1b") as (vpc, in_a, in_b):
@@ -336,20 +306,3 @@ def test_who_may_make_no_part_of_a_network_is_told_before_it_costs(
         if not where.get("vpc"):
             assert survey(api, vpc=vpc).zones, "where nothing is made, nothing is asked"
         lab.ec2.policy(None)
-
-
-def test_a_network_of_theirs_for_dedicated_machines_is_refused_before_it_costs(
-    lab: Lab, api: Api
-) -> None:
-    cidr = "10.98.0.0/24"
-    vpc = lab.api.create_vpc(CidrBlock=cidr, InstanceTenancy="dedicated")["Vpc"]["VpcId"]
-    subnet = lab.api.create_subnet(VpcId=vpc, CidrBlock=cidr)["Subnet"]["SubnetId"]
-    try:
-        with pytest.raises(UsageError, match=f"{vpc} has the tenancy 'dedicated'"):
-            survey(api, vpc=vpc)
-        lab.api.modify_vpc_tenancy(VpcId=vpc, InstanceTenancy="default")
-        with pytest.raises(UsageError, match="no route to an internet gateway"):
-            survey(api, vpc=vpc)
-    finally:
-        lab.api.delete_subnet(SubnetId=subnet)
-        lab.api.delete_vpc(VpcId=vpc)

@@ -16,6 +16,7 @@ from clusterctl.core import keys as core_keys
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import NodeResult, fold, shorten
 from clusterctl.transport import connect, protocol
+from tests.unit.tables import rows
 
 
 def test_a_deadline_is_enforced() -> None:
@@ -39,31 +40,7 @@ OTHER = base64.b64encode(b"two").decode()
 HASHED = "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg="  # 192.168.1.61
 
 
-@pytest.mark.parametrize(
-    ("line", "name", "found"),
-    [
-        (f"10.0.0.1 ssh-ed25519 {KEY}", "10.0.0.1", True),
-        (f"10.0.0.1 ssh-ed25519 {KEY} a comment", "10.0.0.1", True),
-        (f"10.0.0.1 ssh-ed25519 {KEY}", "10.0.0.10", False),
-        (f"[10.0.0.1]:2222 ssh-ed25519 {KEY}", "[10.0.0.1]:2222", True),
-        (f"[10.0.0.1]:2222 ssh-ed25519 {KEY}", "0", False),
-        (f"10.0.0.1 ssh-ed25519 {KEY}", "10.0.0.2", False),
-        (f"a,b ssh-ed25519 {KEY}", "b", True),
-        (f"#old,a ssh-ed25519 {KEY}", "a", False),
-        (f"Node ssh-ed25519 {KEY}", "nODE", True),
-        (f"*.lan,!gate.lan ssh-ed25519 {KEY}", "x.lan", True),
-        (f"*.lan,!gate.lan ssh-ed25519 {KEY}", "gate.lan", False),
-        (f"10.0.0.? ssh-ed25519 {KEY}", "10.0.0.7", True),
-        (f"{HASHED} ssh-ed25519 {KEY}", "192.168.1.61", True),
-        (f"{HASHED} ssh-ed25519 {KEY}", "192.168.1.62", False),
-        (f"|1|x|y ssh-ed25519 {KEY}", "a", False),
-        (f"@cert-authority a ssh-ed25519 {KEY}", "a", False),
-        (f"# a ssh-ed25519 {KEY}", "a", False),
-        ("a ssh-ed25519 !!!", "a", False),
-        ("a", "a", False),
-        ("", "a", False),
-    ],
-)
+@rows("line, name, found", "pure.known_hosts_line")
 def test_known_hosts_line(line: str, name: str, found: bool) -> None:
     keys = core_keys.find_keys(line, [name])
     assert [key.blob for key in keys] == [b"one"] * found

@@ -17,6 +17,7 @@ from clusterctl.machines.protocol import Features, Provider, ProviderPlan
 from tests.unit.calling import Call, judge
 from tests.unit.making import cluster
 from tests.unit.provided import provide
+from tests.unit.tables import rows
 
 
 @dataclass
@@ -83,17 +84,7 @@ def test_a_shared_folder_is_there_from_the_first_day_or_not_at_all(
 EFS = "fs-0123456789abcdef0"
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (f"--provider local --shared {EFS}", "--shared takes an ID only with EC2"),
-        ("--provider ec2 --shared fs-123", "--shared 'fs-123': expected nothing, or the ID"),
-        ("--provider ec2 --shared fsap-0123456789abcdef0", "expected nothing, or the ID"),
-        (f"--provider ec2 --shared={EFS}:data", "expected nothing, or the ID"),
-        (f"--provider ec2 --shared={EFS}:/it's", "expected nothing, or the ID"),
-        (f"--provider ec2 {EFS} --shared", f"write it right after the option: --shared {EFS}"),
-    ],
-)
+@rows("line, said", "cluster_spec.a_file_system_that_is_none_is_refused")
 def test_a_file_system_that_is_none_is_refused(
     line: str, said: str, call: Call, specs: list[ClusterSpec]
 ) -> None:
@@ -119,16 +110,9 @@ def test_an_image_needs_containers(call: Call) -> None:
     judge(call("up", "--dry-run", *words), 2, "--image needs containers", "one of the two")
 
 
-@pytest.mark.parametrize(
-    ("line", "family", "kind"),
-    [
-        ("--gpu T4:3", "g4dn", ""),
-        ("--gpu a10g:3", "g5", ""),
-        ("--gpu L4:3", "g6", ""),
-        ("--gpu V520:3", "g4ad", ""),
-        ("--gpu p4d:3", "", "p4d.24xlarge"),
-        ("--gpu P5:3 --instance-type p5.48xlarge", "", "p5.48xlarge"),
-    ],
+@rows(
+    "line, family, kind",
+    "cluster_spec.a_gpu_by_the_name_that_people_use_and_a_family_of_one_size",
 )
 def test_a_gpu_by_the_name_that_people_use_and_a_family_of_one_size(
     line: str, family: str, kind: str, call: Call, specs: list[ClusterSpec]

@@ -12,6 +12,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import network, preflight, refusals
 from clusterctl.machines.ec2.preflight import Survey
 from tests.unit.fake_ec2 import Offering
+from tests.unit.tables import rows
 
 EFS, FSX = "fs-0123456789abcdef0", "fs-0aaaaaaaaaaaaaaaa"
 OPEN = {
@@ -193,21 +194,7 @@ def test_who_may_not_ask_hears_which_right_is_missing() -> None:
     assert survey(Account(denied="fsx")).file_system
 
 
-@pytest.mark.parametrize(
-    ("rules", "open_zones"),
-    [
-        (rule(), "ab"),
-        (rule(IpProtocol="-1"), "ab"),
-        (rule(FromPort=0, ToPort=65535), "ab"),
-        (rule(IpRanges=[{"CidrIp": "10.0.1.0/24"}]), ""),
-        (rule(IpRanges=[], PrefixListIds=[{"PrefixListId": "pl-1"}]), "ab"),
-        (rule(IpRanges=[], UserIdGroupPairs=[{"GroupId": "sg-1"}]), ""),
-        (rule(FromPort=22, ToPort=22), ""),
-        (rule(IpProtocol="udp"), ""),
-        (rule(IpRanges=[{"CidrIp": "192.168.0.0/16"}]), ""),
-        ([], ""),
-    ],
-)
+@rows("rules, open_zones", "ec2_file_systems.a_security_group_that_keeps_the_nodes_out_is_named")
 def test_a_security_group_that_keeps_the_nodes_out_is_named(
     rules: list[dict[str, Any]], open_zones: str
 ) -> None:
@@ -234,12 +221,9 @@ def test_a_network_that_is_named_has_to_be_that_of_the_file_system() -> None:
         network.keep_reachable(Region(Account()), other, ("us-east-1a",), places, there=False)
 
 
-@pytest.mark.parametrize(
-    ("service", "action", "key", "words"),
-    [
-        ("efs", "describe_mount_targets", "MountTargets", {"FileSystemId": EFS}),
-        ("fsx", "describe_file_systems", "FileSystems", {"FileSystemIds": [FSX]}),
-    ],
+@rows(
+    "service, action, key, words",
+    "ec2_file_systems.the_answers_in_these_tests_are_as_aws_writes_them",
 )
 def test_the_answers_in_these_tests_are_as_aws_writes_them(
     service: str, action: str, key: str, words: dict[str, Any]

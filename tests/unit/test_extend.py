@@ -96,6 +96,14 @@ def on_budget(dollars: float) -> Cluster:
     return replace(made, spec=replace(made.spec, cloud=CloudSpec(budget=dollars)))
 
 
+def test_the_new_deadline_is_by_the_clock_of_the_cloud(machines: Machines) -> None:
+    machines.ahead = 240.0
+    on_record(machines.store, HOUR)
+    extended, _ = extend(machines.store, "lab", 2 * HOUR, print, unasked)
+    assert extended.deadline == NOW - 240 + 2 * HOUR
+    assert machines.store.read_cluster("lab").deadline == extended.deadline
+
+
 def test_a_tag_that_stays_behind_is_said_and_no_failure(machines: Machines) -> None:
     """The nodes have their new end: nothing else has to be done again."""
     machines.untagged = True

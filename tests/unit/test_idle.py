@@ -25,6 +25,7 @@ from tests.unit.calling import Call
 from tests.unit.making import node
 from tests.unit.provided import NothingLeft, provide
 from tests.unit.staged import Staged, lab
+from tests.unit.tables import rows
 
 LIMIT = 3600
 
@@ -140,28 +141,7 @@ esac"""
 WORKERS = (node("worker-1"), node("worker-2"))
 
 
-@pytest.mark.parametrize(
-    ("process", "used"),
-    [
-        ({"name": "python3"}, True),
-        ({"name": "bash"}, True),
-        ({"name": "tmux: server"}, True),
-        ({"name": "a) S 1 (b"}, True),
-        ({"name": "sh", "uid": 1001}, True),
-        ({"name": "python3", "state": "Z"}, False),
-        ({"name": "cron", "uid": 0}, False),
-        ({"name": "systemd-resolve", "uid": 101}, False),
-        ({"name": "nobody's", "uid": 65534}, False),
-        ({"name": "a service", "uid": 61184}, False),
-        ({"name": "bash", "uid": 1_200_001}, True),  # of a person in the company's directory
-        ({"name": "sshd"}, False),
-        ({"name": "sshd-session"}, False),
-        ({"name": "systemd"}, False),
-        ({"name": "(sd-pam)"}, False),
-        ({"name": "sh", "cmd": "sh -c : clusterctl-idle; cat seen; exit"}, False),
-        ({"name": "containerd-shim", "uid": 0}, True),
-    ],
-)
+@rows("process, used", "idle.what_uses_a_node")
 def test_what_uses_a_node(machine: Machine, process: dict[str, str], used: bool) -> None:
     """Any program of a person: of a job, in a session, or left running. A connection alone, which
     clusterctl keeps open, is none, and neither is what the system runs."""
@@ -206,16 +186,7 @@ def test_a_worker_ends_when_it_is_asked_to_and_unused_by_its_own_measure(machine
     assert ended.exists()
 
 
-@pytest.mark.parametrize(
-    ("idle_for", "told"),
-    [
-        (("3600", "9000"), ["worker-1", "worker-2"]),
-        (("3590", "9000"), []),  # three seconds have passed since its own look
-        (("0", "9000"), []),
-        (("", "9000"), ["worker-2"]),  # does not answer
-        (("", ""), []),
-    ],
-)
+@rows("idle_for, told", "idle.the_launcher_ends_workers_when_nothing_is_used")
 def test_the_launcher_ends_workers_when_nothing_is_used(
     launcher: Machine, idle_for: tuple[str, str], told: list[str]
 ) -> None:

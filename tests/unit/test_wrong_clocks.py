@@ -198,3 +198,10 @@ def test_ends_that_a_launcher_reports_are_by_our_clock() -> None:
     assert report.compute_ends(NOW + 5) == {"worker-1": NOW + 5 - HOUR}
     right = bootstrap.parse_idle_agent(f"ended worker-1 {int(NOW)}\nnow launcher {NOW + HOUR:.0f}")
     assert right.compute_ends(NOW + HOUR + 5) == {"worker-1": NOW}
+
+
+def test_without_an_answer_a_node_takes_its_own_clock(
+    agent: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "deadline").write_text(f"{int(time.time()) + 3600}\n")
+    assert agent(3 * 3600, answers=False).wait(60) == 0

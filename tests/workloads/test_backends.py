@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.tables import rows
 from trainlib import backends, ddp_options
 from trainlib.backends import Capability, choose, count_gpus
 from trainlib.errors import StartError, UsageError
@@ -69,14 +70,7 @@ def test_capabilities_survive_the_exchange() -> None:
     assert Capability.from_json(AMD.to_json()) == AMD
 
 
-@pytest.mark.parametrize(
-    ("name", "shown", "numbers", "left"),
-    [
-        ("CUDA_VISIBLE_DEVICES", None, [2, 0], "2,0"),
-        ("CUDA_VISIBLE_DEVICES", "5,7", [1], "7"),
-        ("HIP_VISIBLE_DEVICES", "GPU-a,GPU-b", [1, 0], "GPU-b,GPU-a"),
-    ],
-)
+@rows("name, shown, numbers, left", "backends.gpus_are_chosen_among_those_that_the_launcher_shows")
 def test_gpus_are_chosen_among_those_that_the_launcher_shows(
     monkeypatch: pytest.MonkeyPatch, name: str, shown: str | None, numbers: list[int], left: str
 ) -> None:
@@ -119,20 +113,7 @@ def test_both_spellings_of_the_batch_size() -> None:
     assert ddp_options.parse("", ["5", "2"], gpu=False).batch_size == 32
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["5"],
-        ["0", "1"],
-        ["5", "0"],
-        ["5", "1.5"],
-        ["5", "5", "--seed", "-1"],
-        ["5", "5", "--seed", str(2**31)],
-        ["5", "5", "--snapshot", ""],
-        ["5", "5", "--allow-cpu"],
-        ["5", "5", "--back", "gloo"],
-    ],
-)
+@rows("arguments", "backends.wrong_arguments")
 def test_wrong_arguments(arguments: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         ddp_options.parse("", arguments, gpu=False)

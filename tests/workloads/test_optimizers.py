@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench import mpi_sgd
+from tests.unit.tables import rows
 from trainlib import optimizers
 from trainlib.mpi_sgd import MpiSGD
 
@@ -97,19 +98,9 @@ def filled(shape: tuple[int, ...], strides: tuple[int, ...], seed: int) -> torch
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(
-    ("shape", "weight", "gradient", "fused", "kept"),
-    [
-        pytest.param((3, 2), (2, 1), (2, 1), True, True, id="both by rows"),
-        pytest.param((3, 2), (1, 3), (1, 3), True, True, id="both by columns"),
-        pytest.param((3, 2), (2, 1), (1, 3), True, False, id="gradient by columns"),
-        pytest.param((3, 2), (1, 3), (2, 1), True, False, id="weight by columns"),
-        pytest.param((2, 2), (2, 1), (1, 2), True, False, id="square, gradient by columns"),
-        pytest.param((3, 2), (2, 1), (4, 2), True, False, id="gradient with gaps"),
-        pytest.param((3, 2), (2, 1), (0, 0), True, False, id="gradient of one number"),
-        pytest.param((3, 2), (4, 2), (2, 1), False, True, id="weight with gaps"),
-        pytest.param((4, 3, 2, 1), (6, 1, 3, 3), (6, 1, 3, 9), True, True, id="axis of one"),
-    ],
+@rows(
+    "shape, weight, gradient, fused, kept",
+    "optimizers.the_fused_kernel_steps_what_it_can_and_copies_what_it_must",
 )
 def test_the_fused_kernel_steps_what_it_can_and_copies_what_it_must(
     shape: tuple[int, ...],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.tables import rows
 from trainlib import mpi, rendezvous
 from trainlib.errors import StartError
 from trainlib.ranks import Ranks, discover, expand_counts, guess_rank
@@ -78,35 +79,7 @@ def test_discovery(env: dict[str, str], expected: Ranks) -> None:
     assert discover(env) == expected
 
 
-@pytest.mark.parametrize(
-    ("env", "says"),
-    [
-        pytest.param({"CLUSTERCTL_WORLD_SIZE": "2"}, "CLUSTERCTL_WORLD_SIZE says 2", id="alone"),
-        pytest.param({"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_SIZE says 4", id="MPICH"),
-        pytest.param({"WORLD_SIZE": "4"}, "WORLD_SIZE says 4", id="alone, by the job's script"),
-        pytest.param({**MPIRUN, "WORLD_SIZE": "4"}, "WORLD_SIZE says 4", id="one is missing"),
-        pytest.param(
-            {**TORCHRUN, "CLUSTERCTL_WORLD_SIZE": "8"}, "says 8", id="torchrun with too few"
-        ),
-        pytest.param(
-            {name: value for name, value in ALLOCATION.items() if name != "SLURM_STEP_ID"},
-            "batch script",
-            id="python instead of srun python in a batch script",
-        ),
-        pytest.param({**MPIRUN, "OMPI_COMM_WORLD_SIZE": "two"}, "not a number", id="no number"),
-        pytest.param({"OMPI_COMM_WORLD_RANK": "0"}, "is not set", id="half of the variables"),
-        pytest.param({**MPIRUN, "OMPI_COMM_WORLD_RANK": "3"}, "cannot be", id="rank too large"),
-        pytest.param({**TORCHRUN, "LOCAL_RANK": "2"}, "cannot be", id="local rank too large"),
-        ({"OMPI_COMM_WORLD_RANK": "x"}, "^mpirun seems.*OMPI_COMM_WORLD_RANK is 'x'"),
-        ({**MPIRUN, "OMPI_COMM_WORLD_RANK": "3"}, "mpirun gave rank 3 of 3"),
-        ({"PMI_SIZE": "4"}, "PMI_SIZE says 4 ranks.*no launcher's variables"),
-        ({"CLUSTERCTL_WORLD_SIZE": "1", "PMI_SIZE": "4"}, "PMI_SIZE says 4 ranks"),
-        ({**MPIRUN, "PMI_SIZE": "4"}, "PMI_SIZE says 4 ranks.*by mpirun's variables"),
-        ({**STEP_ONE, "SLURM_PROCID": "x"}, "^srun seems to have started .* SLURM_PROCID is 'x'"),
-        ({**STEP_ONE, "SLURM_LOCALID": "x"}, "^srun seems to have started .* SLURM_LOCALID is 'x'"),
-        ({**STEP_ONE, "SLURM_NTASKS": "x"}, "^srun seems to have started .* SLURM_NTASKS is 'x'"),
-    ],
-)
+@rows("env, says", "ranks.discovery_refuses")
 def test_discovery_refuses(env: dict[str, str], says: str) -> None:
     with pytest.raises(StartError, match=says) as caught:
         discover(env)
@@ -115,22 +88,7 @@ def test_discovery_refuses(env: dict[str, str], says: str) -> None:
     assert "\n" not in caught.value.line
 
 
-@pytest.mark.parametrize(
-    ("env", "local_world"),
-    [
-        ({"SLURM_STEP_TASKS_PER_NODE": "4,1", "SLURM_TASKS_PER_NODE": "1,4"}, 4),
-        ({"SLURM_TASKS_PER_NODE": "4,1"}, 4),
-        ({"SLURM_TASKS_PER_NODE": "4,1", "SLURM_NODEID": "1"}, 1),
-        # Counts of something else are not believed: as many per node as there may be.
-        ({"SLURM_TASKS_PER_NODE": "4,2", "SLURM_NNODES": "2"}, 3),
-        ({"SLURM_TASKS_PER_NODE": "4,1", "SLURM_NODEID": "2", "SLURM_NNODES": "2"}, 3),
-        ({"SLURM_STEP_NUM_NODES": "5", "SLURM_NNODES": "2"}, 1),
-        ({"SLURM_NNODES": "2"}, 3),
-        ({"SLURM_NNODES": "0"}, 5),
-        ({"SLURM_NNODES": "many"}, 5),
-        ({}, 5),
-    ],
-)
+@rows("env, local_world", "ranks.ranks_of_a_slurm_node")
 def test_ranks_of_a_slurm_node(env: dict[str, str], local_world: int) -> None:
     assert discover({**STEP_ONE, **env}) == Ranks(1, 5, 0, local_world, "srun")
 

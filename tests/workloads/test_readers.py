@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from tests.unit.tables import rows
 from tests.workloads import making
 from tests.workloads.running import Programs
 from trainlib import augment, data, folders, images, models, readers
@@ -275,15 +276,7 @@ def test_images_that_an_index_names_and_nobody_brought_are_told_at_the_start(
         images.from_index(path, found, "training", 16)
 
 
-@pytest.mark.parametrize(
-    ("name", "image", "parameters"),
-    [
-        ("resnet18", (3, 224, 224), 11_689_512),
-        ("resnet50", (3, 224, 224), 25_557_032),
-        ("vgg16", (3, 224, 224), 138_357_544),
-        ("cnn", (1, 28, 28), None),
-    ],
-)
+@rows("name, image, parameters", "readers.networks_have_the_published_numbers_of_parameters")
 def test_networks_have_the_published_numbers_of_parameters(
     name: str, image: tuple[int, int, int], parameters: int | None
 ) -> None:

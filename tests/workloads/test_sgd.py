@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench import mpi_sgd
+from tests.unit.tables import rows
 from tests.workloads.running import Programs
 from trainlib.mpi_sgd import MpiSGD
 
@@ -94,19 +95,7 @@ world.Barrier()
 """
 
 
-@pytest.mark.parametrize(
-    ("last", "after", "code"),
-    [
-        ("sys.exit('a reason')", "", 1),
-        ("raise ValueError", "", 1),
-        ("exit(3)", "", 3),
-        ("leave(3)", "", 3),
-        ("sys.exit(3)", "", 3),
-        ("catch()", "", 0),
-        ("pass", "raise SystemExit(0)", 0),
-        ("catch()", "leave()", 0),
-    ],
-)
+@rows("last, after, code", "sgd.a_rank_ends_with_its_own_exit_code")
 def test_a_rank_ends_with_its_own_exit_code(
     programs: Programs, last: str, after: str, code: int
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.unit.tables import rows
 from tests.workloads import making
 from tests.workloads.running import WORKLOADS, Ended, Programs
 
@@ -370,34 +371,7 @@ def test_the_same_table_in_cpp(programs: Programs, need: Any) -> None:
 # ------------------------------------------------------------------------------- command lines
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments", "expected"),
-    [
-        (
-            "train_parameter_averaging",
-            "--lr 0.5 --batch_size 8 --nepochs 3",
-            {"lr": 0.5, "batch_size": 8, "nepochs": 3},
-        ),
-        (
-            "train_parameter_averaging",
-            "",
-            {"lr": 0.001, "momentum": 0.9, "batch_size": 16, "nepochs": 10},
-        ),
-        (
-            "train_mnist_ddp",
-            "",
-            {"batch_size": 64, "test_batch_size": 1000, "epochs": 14, "lr": 1.0, "gamma": 0.7}
-            | {"seed": 1, "log_interval": 10},
-        ),
-        ("train_sgd_mpi", "", {"epochs": 10, "batch_size": 200, "lr": 0.01, "momentum": 0.9}),
-        (
-            "train_imagenette",
-            "--yml-in x --gpu 0 1",
-            {"epochs": 10, "batch_size": 32, "patch_size": 224, "lr": 1e-3, "patience": 20}
-            | {"gpu": [0, 1]},
-        ),
-    ],
-)
+@rows("program, arguments, expected", "training.the_seeds_flags_have_their_types_and_defaults")
 def test_the_seeds_flags_have_their_types_and_defaults(
     program: str, arguments: str, expected: dict[str, Any]
 ) -> None:

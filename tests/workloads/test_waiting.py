@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.unit.tables import rows
 from tests.workloads.running import Programs
 from trainlib import waiting
 
@@ -45,15 +46,7 @@ def test_a_long_wait_leaves_the_core_and_ends_soon_after(ends: float) -> None:
     assert time.now - ends < min(ends / 4, 501e-6) + 2e-6
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [
-        ([("a", 2), ("a", 2)], False),
-        ([("a", 2), ("a", 2), ("a", 2)], True),
-        ([("a", 2), ("b", 1), ("a", 2)], False),
-        ([("a", 8), ("b", 1), ("b", 1)], True),
-    ],
-)
+@rows("ranks, expected", "waiting.a_machine_is_crowded_with_more_ranks_than_cores")
 def test_a_machine_is_crowded_with_more_ranks_than_cores(
     ranks: list[tuple[str, int]], expected: bool
 ) -> None:
