@@ -38,7 +38,7 @@ from clusterctl.errors import (
 from clusterctl.launch import network as launch_network
 from clusterctl.launch.mpirun import find_common_mpi
 from clusterctl.machines import bootstrap, facts, hosts, providers
-from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, make_key_mark
+from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, load_site, make_key_mark
 from clusterctl.machines.bootstrap import REQUIRED
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
@@ -426,7 +426,7 @@ def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> 
     answer, UsageError where the folder is not shared.
     """
     check_name(name)
-    site = providers.load_site(login.system)
+    site = load_site(login.system)
     with ClusterLock(store.home, name, "attach"):
         cluster = prepare_record(store, name, login.system, 1, login.identity)
         user, _, host = login.host.rpartition("@")

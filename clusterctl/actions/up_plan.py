@@ -37,6 +37,7 @@ from clusterctl.machines.protocol import (
     Features,
     Provider,
     ProviderPlan,
+    RegistryLogin,
 )
 from clusterctl.options.table import DOCKER, EC2
 from clusterctl.options.values import LAUNCHER
@@ -110,7 +111,7 @@ class NodeImage:
     """For people: where it comes from, and how big that is."""
     recipe: str = ""
     bases: tuple[str, ...] = ()
-    login: registry.RegistryLogin | None = field(default=None, repr=False)
+    login: RegistryLogin | None = field(default=None, repr=False)
     size: int = 0
     """Bytes that the node downloads of it, or of its bases."""
 

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from clusterctl.core import assets
 from clusterctl.core.model import (
@@ -22,6 +22,7 @@ from clusterctl.core.model import (
 )
 from clusterctl.errors import LeftoverError
 from clusterctl.machines.protocol import Features, Provider
+from clusterctl.machines.providers import load_provider
 from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
@@ -202,3 +203,8 @@ class SgeProvider(BatchSite):
     def build_node_command(self, words: Sequence[str], seconds: int) -> str:
         command = shlex.quote(shlex.join(words))
         return f"timeout {seconds} qrsh -now y -l h_rt=60 -N cctl-check {command} </dev/null"
+
+
+def load_site(name: str) -> BatchSite:
+    """The batch system of that name."""
+    return cast(BatchSite, load_provider(name))

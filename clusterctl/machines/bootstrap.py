@@ -30,7 +30,7 @@ from clusterctl.core.model import (
 from clusterctl.core.progress import NodePhases
 from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.machines import facts, registry
-from clusterctl.machines.registry import RegistryLogin
+from clusterctl.machines.protocol import RegistryLogin
 from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------

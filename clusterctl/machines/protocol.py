@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,6 @@ from clusterctl.core.model import (
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
-from clusterctl.machines.registry import RegistryLogin
 from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
@@ -147,6 +147,18 @@ class CheckRow:
     subject: str
     text: str
     hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryLogin:
+    """What a registry of container images asks for."""
+
+    user: str
+    password: str = field(repr=False)
+
+    @property
+    def basic(self) -> str:
+        return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
 class Provider:

@@ -11,7 +11,6 @@ from typing import Any, cast
 from clusterctl.core.model import Cluster
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.machines import ledger
-from clusterctl.machines.attached import BatchSite
 from clusterctl.machines.ledger import Sighting
 from clusterctl.machines.protocol import Cloud, Provider
 from clusterctl.options.batch import BATCH_SYSTEMS
@@ -107,8 +106,3 @@ def list_living(cluster: Cluster, folder: Path, now: float) -> dict[str, str]:
     """The nodes whose machines there are, with what the provider calls these (as in
     `Node.machine`), from whoever bills them. Raises the provider's error."""
     return ledger.list_living(look(cluster, folder, now))
-
-
-def load_site(name: str) -> BatchSite:
-    """The batch system of that name."""
-    return cast(BatchSite, load_provider(name))

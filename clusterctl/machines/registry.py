@@ -16,7 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from clusterctl.core import assets, catalog
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.variables import may_see_secrets
 from clusterctl.errors import ProviderError, UsageError, describe_reason
+from clusterctl.machines.protocol import RegistryLogin
 
 HUB = "docker.io"
 HUB_URL = "CLUSTERCTL_DOCKER_HUB"
@@ -97,16 +98,6 @@ def parse_image_name(text: str) -> Reference:
     else:
         registry, path = HUB, path if "/" in path else f"library/{path}"
     return Reference(registry, path, found["tag"] or "", digest, text)
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryLogin:
-    user: str
-    password: str = field(repr=False)
-
-    @property
-    def basic(self) -> str:
-        return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from clusterctl.core import catalog, keys
 from clusterctl.core.model import Runtime
 from clusterctl.errors import ProviderError
 from clusterctl.machines import bootstrap, registry
+from clusterctl.machines.protocol import RegistryLogin
 from tests.conftest import Need
 from tests.sim import registry as registries
 from tests.sim.engine import Engine
@@ -53,7 +54,7 @@ def test_a_node_pulls_with_the_login_of_this_machine(
         shim.chmod(0o755)
         env = {**os.environ, **engine.environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
-        def apply(login: registry.RegistryLogin | None) -> subprocess.CompletedProcess[str]:
+        def apply(login: RegistryLogin | None) -> subprocess.CompletedProcess[str]:
             key = keys.generate()
             box = bootstrap.NodeContainer(
                 image=found.pinned,

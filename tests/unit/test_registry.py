@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
-from clusterctl.machines.registry import RegistryLogin
+from clusterctl.machines.protocol import RegistryLogin
 from tests.sim import hub as hubs
 from tests.sim.hub import Hub
 from tests.unit.tables import rows

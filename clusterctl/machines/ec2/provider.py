@@ -30,8 +30,15 @@ from clusterctl.machines.ec2 import remove as ec2_remove
 from clusterctl.machines.ec2 import spec as ec2_spec
 from clusterctl.machines.ec2.api import STOPPED, Api, Instance, choose_region
 from clusterctl.machines.ec2.plan import Planned
-from clusterctl.machines.protocol import CheckRow, Cloud, Created, Features, ProviderPlan, Resource
-from clusterctl.machines.registry import RegistryLogin
+from clusterctl.machines.protocol import (
+    CheckRow,
+    Cloud,
+    Created,
+    Features,
+    ProviderPlan,
+    RegistryLogin,
+    Resource,
+)
 from clusterctl.state.home import Home
 from clusterctl.terraform import binary as terraform_binary
 
