@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from clusterctl.actions import call, common, node_loss, up_plan
 from clusterctl.actions import down as actions_down
 from clusterctl.actions import jobs as actions_jobs
+from clusterctl.actions import metrics as actions_metrics
 from clusterctl.actions import run as actions_run
 from clusterctl.actions import up as actions_up
 from clusterctl.actions import verify as actions_verify
@@ -23,7 +24,6 @@ from clusterctl.core.model import Cluster as ClusterRecord
 from clusterctl.core.model import Node
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import UsageError
-from clusterctl.jobs import submit
 from clusterctl.options.table import DEFAULT_NAME, Option, Verb
 from clusterctl.options.verbs import Run, Up
 
@@ -196,10 +196,8 @@ class Cluster:
         if callable(program):
             if given.detach:
                 raise UsageError("a function cannot run detached", hint="run a script instead")
-            call.check_pythons(cluster)
-            resolved = submit.resolve_call(
-                program, args, given.stage, given.max_stage, given.include
-            )
+            files = (given.stage, given.max_stage, given.include)
+            resolved = call.resolve(cluster, program, args, *files)
             needs = needs or "none"
         else:
             words = [str(program), *map(str, args)]
@@ -254,7 +252,7 @@ class Cluster:
         """The metrics that ranks have printed so far, rank by rank, in the order of printing: each
         with `rank` and the names that the program gave them. `job`: default is the last one."""
         number = self._find_number(job)
-        points = actions_jobs.collect_metrics(self._store, number, self.name, self._report)
+        points = actions_metrics.collect_metrics(self._store, number, self.name, self._report)
         return [{"rank": point.rank, **point.values} for point in points]
 
     def fetch(self, job: int | None = None, to: str | Path | None = None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 from clusterctl.actions.common import open_pool
@@ -10,7 +11,8 @@ from clusterctl.actions.jobs import require_cluster
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster
 from clusterctl.errors import JobError, UsageError
-from clusterctl.jobs.submit import PYTHON, RankOutcome, read_outcomes
+from clusterctl.jobs.submit import PYTHON, RankOutcome, read_outcomes, resolve_call
+from clusterctl.project.program import Resolved
 from clusterctl.state.store import Store
 
 
@@ -25,6 +27,15 @@ def check_pythons(cluster: Cluster) -> None:
                 " needs the same version on both",
                 hint=f"use Python {'.'.join(there.split('.')[:2])} here, or run a script instead",
             )
+
+
+def resolve(
+    cluster: Cluster, function: Callable[..., Any], args: tuple[Any, ...], *files: Any
+) -> Resolved:
+    """The call as a program that its nodes can run; `files` as in resolve_call. Raises
+    UsageError."""
+    check_pythons(cluster)
+    return Resolved(*resolve_call(function, args, *files))
 
 
 def explain_failure(job: Job) -> JobError:

@@ -29,8 +29,8 @@ from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 
 if TYPE_CHECKING:
-    from clusterctl.actions.data import BroughtFolder
     from clusterctl.actions.jobs import Fetched
+    from clusterctl.actions.shared_folder import BroughtFolder
 
 _ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files from its machines"}
 """What a verb does, in its questions."""

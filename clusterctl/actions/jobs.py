@@ -4,12 +4,12 @@ what they need has been saved."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.run import open_follower
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core.clock import NEVER, Deadline
@@ -21,13 +21,12 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.insight import metrics
-from clusterctl.insight.metrics import MetricPoint
 from clusterctl.jobs import control, records
 from clusterctl.jobs import fetch as jobs_fetch
-from clusterctl.jobs.follow import find_saved
+from clusterctl.jobs.follow import Follower, Interrupts, find_saved
 from clusterctl.jobs.records import ALL, Choice, Piece
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
+from clusterctl.machines import providers
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
@@ -160,6 +159,41 @@ def read_logs(
         if not _was_never_staged(job):
             output = _follow(store, job, cluster, pool, report, follow)
             yield from records.choose_lines(output, choice)
+
+
+def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
+    """The nodes whose machines do not run, and why, by the record and by the provider; none where
+    it cannot know. May take long. Raises ProviderError, and RecordError for a damaged record."""
+    record = store.read_cluster(cluster.name) if cluster.name in store.list_names() else None
+    if record is None or record.id != cluster.id or record.phase is Phase.DELETING:
+        why = f"cluster {cluster.name} was taken down"
+        return {node.name: why for node in cluster.nodes}
+    provider = providers.load_provider(cluster.spec.provider)
+    return provider.list_dead(cluster, store.locate_folder(cluster.name))
+
+
+@contextmanager
+def open_follower(
+    store: Store,
+    job: Job,
+    cluster: Cluster,
+    pool: Pool,
+    report: Reporter,
+) -> Iterator[Follower]:
+    """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
+    look = partial(find_dead, store, cluster)
+
+    def describe_use() -> str:
+        from clusterctl.actions import rank_use  # only for a job that is silent for long
+
+        return rank_use.describe_rank_use(job, cluster, pool)
+
+    folder = store.locate_job_folder(job.id)
+    with (
+        Interrupts() as interrupts,
+        Follower(job, cluster, pool, folder, interrupts, report, look, describe_use) as follower,
+    ):
+        yield follower
 
 
 def _follow(
@@ -325,62 +359,3 @@ def fetch_from(
 
 
 describe_survivors = control.describe_survivors
-
-
-# -------------------------------------------------------------------------------------------------
-# Metrics of a job, from what its ranks have printed (`logs --metrics`).
-
-
-def follow(
-    store: Store,
-    number: int,
-    where: str | None,
-    report: Reporter,
-    *,
-    follow: bool = False,
-    rank: int | None = None,
-) -> Iterator[list[MetricPoint]]:
-    """The metrics of the job as they come: to its end with `follow`, else as far as they are."""
-    return _read_points(read_logs(store, number, where, report, follow=follow, rank=rank), rank)
-
-
-def _read_points(
-    output: Iterable[list[Piece]], rank: int | None = None
-) -> Iterator[list[MetricPoint]]:
-    reader = metrics.Reader()
-    for pieces in output:
-        found = [
-            point
-            for piece in pieces
-            if piece.rank is not None and rank in (None, piece.rank)
-            for point in reader.read(piece.rank, piece.data, piece.stream)
-        ]
-        if found:
-            yield found
-    if rest := reader.finish():
-        yield rest
-
-
-def _sort(found: Iterable[list[MetricPoint]]) -> tuple[MetricPoint, ...]:
-    points = [point for some in found for point in some]
-    return tuple(sorted(metrics.drop_repeated(points), key=lambda point: point.rank))
-
-
-def collect_metrics(
-    store: Store, number: int, where: str | None, report: Reporter, *, rank: int | None = None
-) -> tuple[MetricPoint, ...]:
-    """The metrics that the job has printed so far, rank by rank."""
-    return _sort(follow(store, number, where, report, rank=rank))
-
-
-def collect_stored(store: Store, job: Job) -> tuple[MetricPoint, ...]:
-    """The same from the output that is on this machine, without asking any node."""
-    return _sort(_read_points(records.read_stored(store.locate_job_folder(job.id))))
-
-
-def find_last_by_rank(store: Store, job: Job, report: Reporter) -> dict[int, dict[str, float]]:
-    """The last value of each metric that each rank, or point of a sweep, has printed so far."""
-    found: dict[int, dict[str, float]] = {}
-    for point in collect_metrics(store, job.id, None, report):
-        found.setdefault(point.rank, {}).update(point.values)
-    return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from clusterctl.actions import data
+from clusterctl.actions import shared_folder
 from clusterctl.actions.common import connect_or_report, open_pool
 from clusterctl.actions.costs import describe_rate
 from clusterctl.actions.jobs import fetch_from, refresh_records
@@ -73,8 +73,8 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
         base = folder if folder.is_dir() else Path.cwd()
         for job in wanted:
             _bring(store, job, cluster, pool, away, base, report)
-        if data.was_usable(store, cluster):
-            data.bring(cluster, pool, away, base, report)
+        if shared_folder.was_usable(store, cluster):
+            shared_folder.bring(cluster, pool, away, base, report)
     return True
 
 

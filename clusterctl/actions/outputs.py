@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.actions import data
+from clusterctl.actions import shared_folder
 from clusterctl.actions.common import Unfetched, connect_or_report, open_pool
 from clusterctl.actions.costs import report_price
 from clusterctl.actions.jobs import Fetched, fetch_from, refresh_records
@@ -271,7 +271,7 @@ class Saved:
     lost: tuple[tuple[int, int], ...] = ()
     """Jobs with outputs that go unfetched, and how many bytes they are."""
     fetched: tuple[Fetched, ...] = ()
-    shared: data.BroughtFolder | None = None
+    shared: shared_folder.BroughtFolder | None = None
     """The copy of the shared folder that was made here."""
 
 
@@ -292,7 +292,7 @@ def save(
     saving = max((job.spec.save_time for job in jobs if not job.state.ended), default=GRACE) - GRACE
     deadline = Deadline(LIMIT + saving if not cluster.attached else math.inf)
     look = deadline.limit(LOOK_LIMIT)
-    shares = data.was_usable(store, cluster)
+    shares = shared_folder.was_usable(store, cluster)
     if not (jobs or shares):
         return Saved()
 
@@ -321,7 +321,7 @@ def save(
         found, unknown = find_unfetched(jobs, here, pool, look, away)
         loss = describe_loss(found, unknown)
         if shares:
-            there = data.look(cluster, pool, away, look.left)
+            there = shared_folder.look(cluster, pool, away, look.left)
             loss += filter(None, [there.text])
         running = [job for job in jobs if not job.state.ended]
         with deadline.pause():
@@ -336,7 +336,7 @@ def save(
         shared = None
         if shares and unfetched.fetch:
             try:
-                shared = data.bring(cluster, pool, away, Path(), report)
+                shared = shared_folder.bring(cluster, pool, away, Path(), report)
             except ClusterctlError as error:
                 if not unfetched.discard:
                     raise

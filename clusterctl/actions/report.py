@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from clusterctl.actions import costs, jobs, verify
+from clusterctl.actions import costs, jobs, metrics, verify
 from clusterctl.actions.common import choose_cluster
 from clusterctl.core.job import Job, JobState, Provenance
 from clusterctl.core.model import Cluster, Reporter
@@ -129,10 +129,10 @@ def _find_points(store: Store, job: Job, report: Reporter) -> tuple[MetricPoint,
     """Of a running job, what its nodes have; else what is on this machine."""
     if job.state is JobState.RUNNING:
         try:
-            return jobs.collect_metrics(store, job.id, None, report)
+            return metrics.collect_metrics(store, job.id, None, report)
         except ClusterctlError as error:
             report(f"job {job.id}: {error.message}")
-    return jobs.collect_stored(store, job)
+    return metrics.collect_stored(store, job)
 
 
 def _join(*words: str) -> str:

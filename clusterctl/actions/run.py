@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 from clusterctl.actions.access import start_ssh
 from clusterctl.actions.common import connect_or_report, open_pool, require_ready
+from clusterctl.actions.jobs import open_follower
 from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, ProgramKind
-from clusterctl.core.model import Cluster, NodeResult, Phase, Reporter, make_error
+from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
 from clusterctl.errors import (
     BootstrapError,
@@ -30,11 +30,10 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs import control, fetch, records
 from clusterctl.jobs import submit as jobs_submit
-from clusterctl.jobs.follow import Follower, Interrupts, StartSignals
+from clusterctl.jobs.follow import Interrupts, StartSignals
 from clusterctl.jobs.records import Piece
 from clusterctl.launch import launcher
 from clusterctl.launch.compiling import plan_compilation
-from clusterctl.machines import providers
 from clusterctl.project import environment, own_project
 from clusterctl.project import program as programs
 from clusterctl.project import tree as project_tree
@@ -149,41 +148,6 @@ def stop_on_interrupt(
                         fetch.describe_synced(job, store.locate_job_folder(number), "interrupted")
                     )
         raise
-
-
-def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
-    """The nodes whose machines do not run, and why, by the record and by the provider; none where
-    it cannot know. May take long. Raises ProviderError, and RecordError for a damaged record."""
-    record = store.read_cluster(cluster.name) if cluster.name in store.list_names() else None
-    if record is None or record.id != cluster.id or record.phase is Phase.DELETING:
-        why = f"cluster {cluster.name} was taken down"
-        return {node.name: why for node in cluster.nodes}
-    provider = providers.load_provider(cluster.spec.provider)
-    return provider.list_dead(cluster, store.locate_folder(cluster.name))
-
-
-@contextmanager
-def open_follower(
-    store: Store,
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    report: Reporter,
-) -> Iterator[Follower]:
-    """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
-    look = partial(find_dead, store, cluster)
-
-    def describe_use() -> str:
-        from clusterctl.actions import rank_use  # only for a job that is silent for long
-
-        return rank_use.describe_rank_use(job, cluster, pool)
-
-    folder = store.locate_job_folder(job.id)
-    with (
-        Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look, describe_use) as follower,
-    ):
-        yield follower
 
 
 def follow_to_end(

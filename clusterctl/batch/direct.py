@@ -19,10 +19,8 @@ from clusterctl.core.model import Cluster, Node
 from clusterctl.errors import UsageError
 from clusterctl.launch import launcher as launch_launcher
 from clusterctl.launch.compiling import plan_compilation
-from clusterctl.launch.hostfile import place
-from clusterctl.launch.torchrun import place_points
+from clusterctl.launch.hostfile import place, place_points
 from clusterctl.options.values import list_predicates
-from clusterctl.project.program import check_program
 
 STACK_LIMIT = 8
 """Seconds in which the Python stack of a rank is read; its C stack may take twice as long."""
@@ -97,6 +95,8 @@ class Direct(BatchSystem):
     logs = ("mpirun.err", "mpirun.out", "supervise.log")
 
     def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
+        from clusterctl.project.program import check_program  # not for a job that is there
+
         placement = (place_points if spec.is_sweep else place)(cluster, spec)
         check_program(spec.program, cluster, tuple(item.node for item in placement))
         return replace(spec, notice=0), placement

@@ -35,7 +35,7 @@ from clusterctl.core.model import Cluster
 from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.variables import SBATCH, write_unset
 from clusterctl.errors import UsageError
-from clusterctl.launch import launcher, torchrun
+from clusterctl.launch import hostfile, launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.options.verbs import find_limit
 
@@ -387,7 +387,7 @@ _TIME_IS_UP = "enforced h_rt"
 
 def _check_points(spec: JobSpec) -> None:
     """Raises UsageError for options that mean nothing to an array, whose tasks the queue starts."""
-    torchrun.check_options(spec)
+    hostfile.check_sweep(spec)
     for name, value in (
         ("--nodes", spec.nodes),
         ("--timeout", spec.timeout),

@@ -16,6 +16,7 @@ import typer
 
 from clusterctl.actions import common, costs, node_loss
 from clusterctl.actions import jobs as actions_jobs
+from clusterctl.actions import metrics as actions_metrics
 from clusterctl.cli.console import Console, escape, format_records, format_table
 from clusterctl.cli.output import (
     Printer,
@@ -61,7 +62,7 @@ class JobRow:
     @cached_property
     def metrics(self) -> Mapping[str, float]:
         """The last value of each metric."""
-        points = actions_jobs.collect_stored(self.store, self.job)
+        points = actions_metrics.collect_stored(self.store, self.job)
         found = {
             name: insight_metrics.find_last(points, name)
             for name in insight_metrics.list_columns(points)
@@ -175,7 +176,7 @@ def jobs(given: Jobs, console: Console) -> None:
 
 def _list_points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
     """Of a sweep, what became of each point, with the last value of each metric."""
-    last = actions_jobs.find_last_by_rank(store, job, console.report)
+    last = actions_metrics.find_last_by_rank(store, job, console.report)
     found: list[dict[str, Any]] = [
         {
             "point": point.number,
@@ -291,12 +292,12 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
     where = (store, job, given.cluster, console.report)
     if given.csv:
         console.result(
-            insight_metrics.to_csv(actions_jobs.collect_metrics(*where, rank=given.rank)).rstrip(
+            insight_metrics.to_csv(actions_metrics.collect_metrics(*where, rank=given.rank)).rstrip(
                 "\n"
             )
         )
         return
-    found = actions_jobs.follow(*where, follow=given.follow, rank=given.rank)
+    found = actions_metrics.follow(*where, follow=given.follow, rank=given.rank)
     none = True
     for point in (point for points in found for point in points):
         none = False

@@ -25,7 +25,6 @@ from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_bytes
 from clusterctl.core.variables import redact_patch
 from clusterctl.errors import RecordError
-from clusterctl.project import environment
 from clusterctl.project import tree as project_tree
 from clusterctl.project.tree import KEPT_JOBS
 from clusterctl.state.home import Home, explain_write_errors, write_atomic
@@ -40,6 +39,8 @@ def describe_provenance(
     job: Job, cluster: Cluster, plan: LaunchPlan, tree: project_tree.Tree, store: Store
 ) -> Provenance:
     """Of a job that was started from `tree`, or from the files of the job that it runs again."""
+    from clusterctl.project import environment  # not for a job that is there
+
     if job.rerun_of is not None:
         source = store.read_provenance(job.rerun_of)
     else:

@@ -44,7 +44,6 @@ from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.options.values import SNAPSHOTS, quote_words
 from clusterctl.project import tree as project_tree
-from clusterctl.project.program import Resolved
 from clusterctl.state.home import Home, find_home
 from clusterctl.transport.pool import Pool
 
@@ -473,10 +472,10 @@ def resolve_call(
     chosen: Path | None = None,
     limit: int = 0,
     include: Sequence[Path] = (),
-) -> Resolved:
-    """The call as a program. What the function's own modules import is staged as for a script:
-    `chosen`, else the git work tree or folder of its module; nothing for one from a notebook, a
-    prompt or a library. Raises UsageError for what cannot be sent."""
+) -> tuple[Program, project_tree.Tree]:
+    """The call as a program, and its files: what the function's own modules import is staged as for
+    a script, from `chosen`, else the git work tree or folder of its module; nothing for one from a
+    notebook, a prompt or a library. Raises UsageError for what cannot be sent."""
     import cloudpickle
 
     name = getattr(function, "__name__", type(function).__name__)
@@ -514,7 +513,7 @@ def resolve_call(
         folder=folder,
     )
     tree = project_tree.include(tree, include, limit)
-    return Resolved(program, replace(tree, written=tuple(written)))
+    return program, replace(tree, written=tuple(written))
 
 
 def _find_folder(function: Callable[..., Any]) -> Path | None:

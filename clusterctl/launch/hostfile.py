@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from clusterctl.core import text
 from clusterctl.core.job import JobSpec, Placement
 from clusterctl.core.model import Cluster, Node, render_hostfile_mark
+from clusterctl.core.sweep import parse_concurrency
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.launcher import Request
 
@@ -73,6 +74,40 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
         if count:
             placement.append(Placement(node=node.name, first=first, count=count))
             first += count
+    return tuple(placement)
+
+
+def check_sweep(spec: JobSpec) -> None:
+    """Raises UsageError for what means nothing to points."""
+    for name, value in (
+        ("--ranks", spec.ranks),
+        ("--ranks-per-node", spec.ranks_per_node),
+        ("--retries", spec.retries),
+        ("--hang-timeout", spec.hang_timeout),
+        ("--resume-args", spec.resume_args),
+        ("--mpirun-arg", spec.mpirun_args),
+        (f"--launcher {spec.launcher}", spec.launcher in ("torchrun", "srun")),
+    ):
+        if value:
+            raise UsageError(
+                f"{name} cannot be combined with --sweep or --array: each point is one process",
+                hint="leave one of the two out",
+            )
+
+
+def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
+    """A slot for each point, as far as there are slots, dealt out over the workers."""
+    check_sweep(spec)
+    workers = choose_workers(cluster, spec)
+    slots = [node.slots for node in workers]
+    if not sum(slots):
+        raise LaunchError("the workers have no slots", hint="`clusterctl status` shows them")
+    wanted = min(len(spec.points), parse_concurrency(spec.array) or sum(slots), sum(slots))
+    placement, first = [], 0
+    for node, taken in zip(workers, deal(wanted, slots, by_turns=True), strict=True):
+        if taken:
+            placement.append(Placement(node=node.name, first=first, count=taken))
+            first += taken
     return tuple(placement)
 
 

@@ -9,13 +9,11 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
-from clusterctl.core.job import JobSpec, LaunchPlan, Placement, Reason
-from clusterctl.core.model import Cluster, Node
-from clusterctl.core.sweep import parse_concurrency
+from clusterctl.core.job import JobSpec, LaunchPlan, Reason
+from clusterctl.core.model import Node
 from clusterctl.core.text import count
-from clusterctl.errors import LaunchError, UsageError
+from clusterctl.errors import LaunchError
 from clusterctl.launch.environment import OF_RANKS, build_environment, list_program
-from clusterctl.launch.hostfile import choose_workers, deal
 from clusterctl.launch.launcher import Request
 from clusterctl.launch.mpirun import plan_mpirun
 
@@ -118,37 +116,3 @@ def list_own_variables(env: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
     its own node."""
     kept = {n: value for n, value in env.items() if n not in OF_RANKS or n in spec.env}
     return {**kept, "CLUSTERCTL_POINTS": str(len(spec.points))}
-
-
-def check_options(spec: JobSpec) -> None:
-    """Raises UsageError for what means nothing to points."""
-    for name, value in (
-        ("--ranks", spec.ranks),
-        ("--ranks-per-node", spec.ranks_per_node),
-        ("--retries", spec.retries),
-        ("--hang-timeout", spec.hang_timeout),
-        ("--resume-args", spec.resume_args),
-        ("--mpirun-arg", spec.mpirun_args),
-        (f"--launcher {spec.launcher}", spec.launcher in ("torchrun", "srun")),
-    ):
-        if value:
-            raise UsageError(
-                f"{name} cannot be combined with --sweep or --array: each point is one process",
-                hint="leave one of the two out",
-            )
-
-
-def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
-    """A slot for each point, as far as there are slots, dealt out over the workers."""
-    check_options(spec)
-    workers = choose_workers(cluster, spec)
-    slots = [node.slots for node in workers]
-    if not sum(slots):
-        raise LaunchError("the workers have no slots", hint="`clusterctl status` shows them")
-    wanted = min(len(spec.points), parse_concurrency(spec.array) or sum(slots), sum(slots))
-    placement, first = [], 0
-    for node, taken in zip(workers, deal(wanted, slots, by_turns=True), strict=True):
-        if taken:
-            placement.append(Placement(node=node.name, first=first, count=taken))
-            first += taken
-    return tuple(placement)

@@ -52,8 +52,8 @@ def answer(tmp_path: Path) -> Answer:
     """What a rank writes down of a call, in a working tree that has been staged."""
 
     def one(function: Any, *args: Any, python: str = "", most: int = 0) -> dict[str, Any]:
-        resolved = submit.resolve_call(function, args)
-        for name, data in resolved.tree.written:
+        program, tree = submit.resolve_call(function, args)
+        for name, data in tree.written:
             path = tmp_path / "work" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
@@ -61,7 +61,7 @@ def answer(tmp_path: Path) -> Answer:
         usual = json.loads(limits.read_text())
         limits.write_text(json.dumps([python or usual[0], most or usual[1]]))
         done = subprocess.run(
-            [sys.executable, "-I", ".clusterctl-call/call.py", *resolved.program.args],
+            [sys.executable, "-I", ".clusterctl-call/call.py", *program.args],
             cwd=tmp_path / "work",
             env={**os.environ, "RANK": "3"},
             capture_output=True,
@@ -79,10 +79,10 @@ def answer(tmp_path: Path) -> Answer:
 
 
 def test_a_function_of_a_notebook_travels_alone() -> None:
-    resolved = submit.resolve_call(local("def f(): return 1"), ())
-    assert resolved.tree.files == ()
-    assert resolved.program.args == ("f",), "what `jobs` shows of it"
-    assert resolved.program.target == ".clusterctl-call/call.py"
+    program, tree = submit.resolve_call(local("def f(): return 1"), ())
+    assert tree.files == ()
+    assert program.args == ("f",), "what `jobs` shows of it"
+    assert program.target == ".clusterctl-call/call.py"
 
 
 def test_a_function_of_a_module_brings_its_neighbours(
@@ -97,18 +97,18 @@ def test_a_function_of_a_module_brings_its_neighbours(
     from api_of_a_test.inner import f  # type: ignore[import-not-found]
 
     for function in (f, functools.partial(f)):
-        resolved = submit.resolve_call(function, (), chosen=tmp_path / "tree")
-        assert "source/api_of_a_test/inner.py" in resolved.tree.files
-        assert resolved.program.folder == "source"
-        assert resolved.program.target == "../.clusterctl-call/call.py"
+        program, tree = submit.resolve_call(function, (), chosen=tmp_path / "tree")
+        assert "source/api_of_a_test/inner.py" in tree.files
+        assert program.folder == "source"
+        assert program.target == "../.clusterctl-call/call.py"
 
 
 def test_a_function_of_a_library_brings_no_library() -> None:
-    assert submit.resolve_call(os.path.join, ("a", "b")).tree.files == ()
+    assert submit.resolve_call(os.path.join, ("a", "b"))[1].files == ()
 
 
 def test_equal_calls_have_one_archive() -> None:
-    tree = submit.resolve_call(local("def f(): return 1"), ()).tree
+    _, tree = submit.resolve_call(local("def f(): return 1"), ())
     name = project_tree.write_archive(tree, open_store().home)
     assert project_tree.write_archive(tree, open_store().home) == name
     assert (open_store().home.stages / name).stat().st_size > 1000

@@ -17,7 +17,7 @@ from clusterctl.core.job import Job, JobSpec, JobState, Placement
 from clusterctl.core.model import Cluster, Role
 from clusterctl.errors import UsageError
 from clusterctl.launch import launcher
-from clusterctl.machines.providers import load_site
+from clusterctl.machines.attached import load_site
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.tables import rows

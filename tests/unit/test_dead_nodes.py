@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions.common import open_store
-from clusterctl.actions.run import find_dead
+from clusterctl.actions.jobs import find_dead
 from clusterctl.core.model import Cluster, Phase
 from clusterctl.errors import RecordError
 from clusterctl.machines.ec2.provider import Ec2Provider
