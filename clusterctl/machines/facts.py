@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,9 @@ FAST = f'[ -n "$(ls -d {" ".join(catalog.FAST)} 2>/dev/null)" ]'
 and `ompi_info` alone would cost every node of a local cluster a tenth of a second."""
 
 
-def parse_components(text: str) -> Mapping[str, Any]:
-    """`ompi_info --parsable`: `mca:pml:ucx:version:"component:5.0.8"`, three lines of each."""
-    found = re.findall(r"^mca:([a-z]+):([a-z0-9_]+):version:", text, flags=re.MULTILINE)
-    return {"mpi_components": tuple(dict.fromkeys(":".join(pair) for pair in found))}
+def find_all(fact: str, pattern: str, text: str) -> Mapping[str, Any]:
+    """All that the pattern finds at the beginning of a line, each once."""
+    return {fact: tuple(dict.fromkeys(re.findall(pattern, text, flags=re.MULTILINE)))}
 
 
 def parse_ucx(text: str) -> Mapping[str, Any]:
@@ -124,12 +123,6 @@ def parse_ucx(text: str) -> Mapping[str, Any]:
             elif transport:
                 found.append(f"{transport}/{match[2]}")
     return {"ucx": tuple(dict.fromkeys(found))}
-
-
-def parse_fabrics(text: str) -> Mapping[str, Any]:
-    """`fi_info`: `provider: efa` at the beginning of a line, once per endpoint."""
-    found = re.findall(r"^provider: (\S+)$", text, flags=re.MULTILINE)
-    return {"fabrics": tuple(dict.fromkeys(found))}
 
 
 def parse_nccl_net(text: str) -> Mapping[str, Any]:
@@ -152,9 +145,11 @@ PARSERS: dict[str, Callable[[str], Mapping[str, Any]]] = {
     "amd": parse_amd,
     "python": parse_python,
     "mpi": parse_mpi,
-    "components": parse_components,
+    # `ompi_info --parsable`: `mca:pml:ucx:version:"component:5.0.8"`, three lines of each
+    "components": partial(find_all, "mpi_components", r"^mca:([a-z]+:[a-z0-9_]+):version:"),
     "ucx": parse_ucx,
-    "fabrics": parse_fabrics,
+    # `fi_info`: `provider: efa`, once per endpoint
+    "fabrics": partial(find_all, "fabrics", r"^provider: (\S+)$"),
     "nccl_net": parse_nccl_net,
     "tools": read_tools,
 }
