@@ -121,6 +121,7 @@ def unit_of(path: Path, package: Path) -> str:
     return path.relative_to(package).parts[0].removesuffix(".py")
 
 
+@cache
 def units(package: Path) -> set[str]:
     return {unit_of(path, package) for path in package.rglob("*.py")}
 
@@ -158,6 +159,7 @@ def targets(
                 yield f"{module}.{node.attr}", node.lineno
 
 
+@cache
 def uses(package: Path) -> list[Use]:
     found = []
     for path in sorted(package.rglob("*.py")):

@@ -289,7 +289,6 @@ def test_what_an_input_did_is_no_bug() -> None:
 C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 """The C locale as it is: ASCII. Python would choose UTF-8."""
 OTHERS = [
-    pytest.param({"PYTHONIOENCODING": "ascii"}, id="ascii"),
     pytest.param({"PYTHONIOENCODING": "latin-1"}, id="latin-1"),
     pytest.param(C, id="C"),
 ]

@@ -13,6 +13,7 @@ from tests.terminal import Terminal
 from tests.unit.calling import ROOT, clusterctl
 from tests.unit.staged import lab
 from tests.unit.tables import rows
+from tests.warm.client import shared
 
 ENTRY = f"""#!{sys.executable}
 from clusterctl.cli.main import main
@@ -35,8 +36,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @rows("words, found", "completing.names_on_record_and_files")
 def test_names_on_record_and_files(words: str, found: list[str], here: Path) -> None:
-    count = str(words.count(" "))
-    done = clusterctl(_CLUSTERCTL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count)
+    asks = {"_CLUSTERCTL_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    env = {**os.environ, **asks, "COMP_CWORD": str(words.count(" "))}
+    done = shared().run(["-m", "clusterctl"], cwd=here, env=env, timeout=60)
     assert done.stdout.split() == found, done.stderr
 
 

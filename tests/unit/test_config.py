@@ -92,11 +92,6 @@ def user_file() -> Path:
     return path
 
 
-def test_nothing(project: Path) -> None:
-    assert find_files() == ()
-    assert values() == {}
-
-
 def test_keys_and_tables(project: Path) -> None:
     (project / "clusterctl.toml").write_text(
         'cluster = "lab"\njson = true\n[run]\nbackend = "mpi"\ncluster = "other"\n'
@@ -122,26 +117,20 @@ def test_a_flag_in_a_variable(
         assert values().get("run", {}).get("dry_run") == value
 
 
-def test_project_over_user(project: Path) -> None:
+def test_project_over_user(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (find_files(), values()) == ((), {})
     user_file().write_text('cluster = "mine"\n[run]\nbackend = "gloo"\nranks = 2\n')
     (project / "clusterctl.toml").write_text('[run]\nbackend = "mpi"\n')
     assert find_files() == (user_file(), project / "clusterctl.toml")
     found = values()["run"]
     assert found == {"cluster": "mine", "backend": "mpi", "ranks": "2"}
-
-
-def test_the_nearest_project_file(project: Path) -> None:
-    (project / "clusterctl.toml").write_text('cluster = "far"\n')
-    (project / "deep" / "clusterctl.toml").write_text('cluster = "near"\n')
-    assert find_files() == (project / "deep" / "clusterctl.toml",)
-
-
-def test_xdg(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = project / "xdg" / "clusterctl" / "clusterctl.toml"
-    path.parent.mkdir(parents=True)
-    path.write_text("")
+    nearest = project / "deep" / "clusterctl.toml"
+    nearest.write_text('cluster = "near"\n')
+    other = project / "xdg" / "clusterctl" / "clusterctl.toml"
+    other.parent.mkdir(parents=True)
+    other.write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "xdg"))
-    assert find_files() == (path,)
+    assert find_files() == (other, nearest)
 
 
 @pytest.mark.parametrize(

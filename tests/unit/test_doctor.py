@@ -67,23 +67,6 @@ def test_who_holds_a_lock_on_a_file_is_named() -> None:
     assert "release it before" in finding.advice
 
 
-@pytest.mark.parametrize("second", [6, 9])
-@pytest.mark.parametrize(
-    ("call", "kind", "advice"),
-    [("MPI_Recv", "receive", "one of two partners send first"), ("MPI_Send", "send", "Sendrecv")],
-)
-def test_messages_that_all_send_or_all_receive(
-    second: int, call: str, kind: str, advice: str
-) -> None:
-    found = two_ranks(receives(6, f"P{call}"), receives(second, f"P{call}"))
-    assert doctor_waits.find_watchable(found) == {0: "polls", 1: "polls"}
-    found.ranks[0].moved = False
-    [finding] = causes.judge(found)
-    assert finding.kind == kind
-    assert f"{call} at train.py:6" in finding.text
-    assert advice in finding.advice
-
-
 @pytest.mark.parametrize(
     ("looks", "counted", "moved"),
     [
@@ -252,12 +235,6 @@ def test_nodes_of_one_host_see_each_others_processes() -> None:
     }
 
 
-def test_ranks_of_a_batch_system_are_seen_from_its_login_node() -> None:
-    queued = running(placement=(Placement(node="c1", first=0, count=2),))
-    found = seen(view("login", "rank 0", "rank 1", *failed(1, START)), made=queued)
-    assert list(found.ranks) == [0, 1]
-
-
 def test_the_python_of_a_rank_is_chosen() -> None:
     """A shell that starts it, and a loader that it has started, are not what a rank waits in."""
     shell, python = process(0, 100, name="sh"), process(0, 101, name="train (x) y", parent=100)
@@ -302,6 +279,10 @@ def test_equal_stacks_are_folded() -> None:
     found = stacks.fold({0: reduces(), 1: sleeps(), 2: reduces(), 3: reduces()})
     assert [item.ranks for item in found] == [(0, 2, 3), (1,)]
     assert stacks.name_ranks((0, 2, 3, 4, 7)) == "ranks 0, 2-4, 7"
+    frames = (("all_reduce", C10D, 3252), ("sync", f"{WORK}/comm.py", 7))
+    there = {n: stack(*frames, ("step", f"{WORK}/train.py", 12 + n % 2)) for n in range(4)}
+    assert [item.ranks for item in stacks.fold(there)] == [(0, 1, 2, 3)]
+    assert [item.ranks for item in stacks.fold(there, callers=True)] == [(0, 2), (1, 3)]
 
 
 def test_the_stacks_of_an_attempt_that_was_ended_are_judged_as_if_it_ran() -> None:
@@ -350,19 +331,6 @@ def test_a_recursion_without_an_end(deep: bool, depth: int) -> None:
     assert ("recursion deeper than its stack" in finding.text) == deep
     assert ("bug in native code" in finding.advice) == (not deep)
     assert finding.lines == ('File "tree.py", line 6, in walk',)
-
-
-def test_stacks_are_shown_apart_where_their_callers_differ() -> None:
-    there = {
-        rank: stack(
-            ("all_reduce", C10D, 3252),
-            ("sync", f"{WORK}/comm.py", 7),
-            ("step", f"{WORK}/train.py", 12 + rank % 2),
-        )
-        for rank in range(4)
-    }
-    assert [item.ranks for item in stacks.fold(there)] == [(0, 1, 2, 3)]
-    assert [item.ranks for item in stacks.fold(there, callers=True)] == [(0, 2), (1, 3)]
 
 
 def test_what_a_node_prints_of_limits() -> None:
@@ -586,12 +554,9 @@ def test_a_rank_without_a_line_of_python_is_ending() -> None:
     assert doctor_findings.is_ending(without_python(two_ranks(reduces(), sleeps()), 1))
     assert not doctor_findings.is_ending(two_ranks(reduces(), sleeps()))
     assert not doctor_findings.is_ending(two_ranks(destroys(), destroys()))
-
-
-def test_ranks_without_stacks_are_not_ending() -> None:
-    found = two_ranks(reduces(), sleeps())
-    found.ranks[1].stack, found.ranks[1].no_stack = None, "solver is not a Python program"
-    assert not doctor_findings.is_ending(found)
+    native = two_ranks(reduces(), sleeps())
+    native.ranks[1].stack, native.ranks[1].no_stack = None, "solver is not a Python program"
+    assert not doctor_findings.is_ending(native)
 
 
 def test_ranks_that_were_not_watched_are_named_with_their_node() -> None:

@@ -267,12 +267,6 @@ def test_machines_that_are_gone_have_no_outputs(
     assert not stays(here)
 
 
-def test_force_saves_nothing(call: Call, here: Staged, unfetched: Path) -> None:
-    assert call("down", "--force", "--fetch").code == 2
-    assert call("down", "--force").code == 0
-    assert not stays(here)
-
-
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
     """The folder that the nodes of `sharing` have in common, with a file in a folder of it."""
@@ -324,11 +318,6 @@ def test_down_stays_where_the_shared_folder_cannot_be_brought(
     assert not stays(sharing)
 
 
-def test_force_loses_the_shared_folder(call: Call, sharing: Staged) -> None:
-    assert call("down", "--force").code == 0
-    assert not stays(sharing)
-
-
 def test_an_empty_shared_folder_asks_nothing(call: Call, sharing: Staged, shared: Path) -> None:
     (shared / "run 1" / "model.pt").unlink()
     said = call("down")
@@ -347,3 +336,12 @@ def test_a_shared_folder_on_nodes_that_do_not_answer_counts(call: Call, sharing:
     sharing.store.save(replace(silent, phase=Phase.CREATING))
     assert call("down").code == 0
     assert not stays(sharing)
+
+
+@pytest.mark.parametrize("what", ["here", "sharing"])
+def test_force_saves_nothing(what: str, call: Call, request: pytest.FixtureRequest) -> None:
+    here: Staged = request.getfixturevalue(what)
+    request.getfixturevalue("unfetched" if what == "here" else "shared")
+    assert call("down", "--force", "--fetch").code == 2
+    assert call("down", "--force").code == 0
+    assert not stays(here)

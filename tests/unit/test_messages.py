@@ -23,10 +23,24 @@ def test_a_message_is_explained(name: str) -> None:
     assert (found.message.name, found.line) == (name, CASES[name])
 
 
-def test_a_module_that_python_is_to_start_is_explained_too() -> None:
-    found = messages.find_known_message("/opt/venv/bin/python3.11: No module named package.train\n")
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("/opt/venv/bin/python3.11: No module named package.train\n", "module"),
+        (
+            "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+            "torch-without-cuda",
+        ),
+        (f"{CASES['gloo-closed']}\n{CASES['cuda-memory']}\n", "cuda-memory"),
+    ],
+    ids=["started", "no-cuda", "cause"],
+)
+def test_other_forms_of_messages(text: str, name: str) -> None:
+    """Of a consequence and its cause, the cause counts."""
+    found = messages.find_known_message(text)
     assert found
-    assert found.message.name == "module"
+    assert found.message.name == name
+    assert name != "torch-without-cuda" or "--device=cpu" in found.message.advice
 
 
 def test_every_row_has_a_case_a_source_and_advice() -> None:
@@ -58,22 +72,6 @@ def test_a_program_that_chooses_nccl_has_an_option_of_its_own() -> None:
     advice = messages.advise(found.message.advice, job(cluster(), spec(backend="gloo")))
     assert "use --backend gloo" not in advice
     assert "--backend=gloo" in advice
-
-
-def test_a_gpu_build_is_not_all_that_a_node_without_gpus_may_need() -> None:
-    found = messages.find_known_message(
-        "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'"
-    )
-    assert found
-    assert found.message.name == "torch-without-cuda"
-    assert "--device=cpu" in found.message.advice
-
-
-def test_a_consequence_yields_to_a_cause() -> None:
-    text = f"{CASES['gloo-closed']}\n{CASES['cuda-memory']}\n"
-    found = messages.find_known_message(text)
-    assert found
-    assert found.message.name == "cuda-memory"
 
 
 @rows("line", "messages.ordinary_output_has_no_row")

@@ -120,12 +120,12 @@ def test_the_secrets_of_a_job_that_is_gone_go_too(login: Path) -> None:
     assert [path.parent.name for path in sorted(login.glob("jobs/*/env"))] == ["1", "3"]
 
 
-def test_a_thousand_jobs_start_no_more_programs_than_three(login: Path) -> None:
+def test_many_jobs_start_no_more_programs_than_three(login: Path) -> None:
     fake = login.parent / "fake"
     for name in ("awk", "cat", "cut", "date", "dirname", "flock", "grep", "sed", "stat", "tail"):
         counted = f'#!/bin/sh\necho {name} >>"$FAKE/started"\nexec {shutil.which(name)} "$@"\n'
         put(fake, **{name: counted})
-    many = range(1, 1001)
+    many = range(1, 201)
     for number in many[3:]:
         shutil.copytree(login / "jobs" / "3", login / "jobs" / str(number))
         (login / "jobs" / str(number) / "native").write_text(f"{number}0\n")

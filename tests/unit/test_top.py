@@ -92,13 +92,6 @@ def test_ranks_on_nodes_that_cannot_be_asked(where: str, state: JobState, shown:
     assert second.endswith("0 B") == (where == "w")
 
 
-def test_nodes() -> None:
-    [line] = top.make_node_lines(BEFORE, AFTER)
-    assert line.cpu == pytest.approx(0.75)
-    assert (line.memory, line.total) == (750 * 1024, 1000 * 1024)
-    assert (line.received, line.sent) == (2000, 0)
-
-
 def test_a_node_that_does_not_answer() -> None:
     gone = {"w": Look("w", error="no route to host")}
     [line] = top.make_node_lines(AFTER, gone)
