@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.actions import call, run, verify
@@ -13,7 +13,7 @@ from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Cluster, Reporter
 from clusterctl.core.text import count
 from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
-from clusterctl.insight import cost, scaling
+from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.scaling import Curve, Curves
 from clusterctl.insight.verify import Measurements
@@ -112,7 +112,7 @@ def measure_scaling(
             nodes = tuple(place.node for place in job.placement if place.count)
             seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))
             found.append(scaling.read_run(job.id, ranks, nodes, seconds, points))
-    curve = scaling.make_curve(spec.program.target, found, _make_pricing(cluster))
+    curve = scaling.make_curve(spec.program.target, found)
     curve = replace(curve, time=time.time())
     verify.keep(store, cluster, "bench scaling", curve)
     return curve
@@ -141,17 +141,3 @@ def _read_points(job: Job, printed: Printed) -> list[MetricPoint]:
         for point in reader.read(rank, text)
     ]
     return [*found, *reader.finish()]
-
-
-def _make_pricing(cluster: Cluster) -> Callable[[Sequence[str]], float | None]:
-    """Dollars per hour of these nodes, the launcher and what all share."""
-    names = {node.name for node in cluster.workers}
-
-    def sum_price(nodes: Sequence[str]) -> float | None:
-        idle = names - set(nodes)
-        mine = [charge for charge in cluster.charges if charge.node not in idle]
-        if not mine or not cost.is_exact(mine):
-            return None
-        return cost.sum_hourly(mine)
-
-    return sum_price

@@ -214,11 +214,11 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
         console.note(line)
     console.document(
         cluster=cluster.name,
-        **pick(curve, "program", "unit", "fastest", "cheapest"),
+        **pick(curve, "program", "unit", "fastest"),
         steps=[
             {
                 **pick(step, "ranks", "nodes", "jobs", "seconds", "rate", "speedup"),
-                **pick(step, "efficiency", "dollars"),
+                **pick(step, "efficiency"),
                 **dict(zip(SPLIT, step.split or (None,) * len(SPLIT), strict=True)),
             }
             for step in curve.steps
@@ -230,8 +230,6 @@ def _conclude(curve: Curve) -> Iterator[str]:
     if all(step.split is None for step in curve.steps):
         yield "the program does not report where its time goes: see docs/performance.md"
     yield f"fastest: {count(curve.fastest, 'rank')}"
-    if curve.cheapest:
-        yield f"cheapest: {count(curve.cheapest, 'rank')}"
 
 
 # -------------------------------------------------------------------------------------------------

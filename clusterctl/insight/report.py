@@ -204,10 +204,9 @@ def _plot_allreduce(found: Curves) -> tuple[Plot, ...]:
 def _describe_scaling(found: Curve) -> Section:
     """Table, and curves of time and efficiency."""
     head, *rows = scaling.tabulate_scaling(found)
-    cheapest = f", cheapest: {count(found.cheapest, 'rank')}" if found.cheapest else ""
     text = (
         f"{found.program}, measured by clusterctl bench scaling on {format_time(found.time)}."
-        f" Fastest: {count(found.fastest, 'rank')}{cheapest}."
+        f" Fastest: {count(found.fastest, 'rank')}."
     )
     table = Table(head, tuple(rows), frozenset(range(len(head))))
     return Section("Scaling", table, _plot_scaling(found), text)

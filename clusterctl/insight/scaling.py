@@ -1,4 +1,4 @@
-"""How a program gets faster with more ranks, where its time goes, and what an epoch costs. Pure.
+"""How a program gets faster with more ranks, and where its time goes. Pure.
 
 A run says in its metrics what an epoch took (`seconds`), how fast it was (`samples_per_second`) and
 where the time went (`compute_seconds`, `communication_seconds`, `waiting_seconds`). A program that
@@ -7,7 +7,7 @@ prints none of them is timed as a whole, from its start to its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -179,8 +179,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class ScalingStep:
-    """All runs with so many ranks. `rate`: work per second, in samples, else in epochs or runs;
-    `dollars`: of an epoch or run."""
+    """All runs with so many ranks. `rate`: work per second, in samples, else in epochs or runs."""
 
     ranks: int
     nodes: int
@@ -190,19 +189,16 @@ class ScalingStep:
     speedup: Figure
     efficiency: float
     split: tuple[float, float, float] | None
-    dollars: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`fastest` and `cheapest` are numbers of ranks; None: no price is known. `time`: seconds since
-    the epoch."""
+    """`fastest` is a number of ranks; `time`: seconds since the epoch."""
 
     program: str
     unit: str
     steps: tuple[ScalingStep, ...]
     fastest: int
-    cheapest: int | None
     time: float = 0.0
 
 
@@ -235,12 +231,7 @@ def _find_median(points: Iterable[MetricPoint], name: str) -> float | None:
     return median(values) if values else None
 
 
-def make_curve(
-    program: str,
-    runs: Sequence[TimedRun],
-    hourly: Callable[[Sequence[str]], float | None],
-) -> Curve:
-    """`hourly`: what nodes cost, in dollars; None where that is not known, or nothing."""
+def make_curve(program: str, runs: Sequence[TimedRun]) -> Curve:
     counts = sorted({run.ranks for run in runs})
     groups = [[run for run in runs if run.ranks == count] for count in counts]
     rated = all(run.rate for run in runs)
@@ -248,13 +239,11 @@ def make_curve(
         Figure.from_values([(rated and run.rate) or 1 / run.seconds for run in g]) for g in groups
     ]
     base = groups[0]
-    steps, prices = [], []
+    steps = []
     for group, rate in zip(groups, rates, strict=True):
         seconds = Figure.from_values([run.seconds for run in group])
         speedup = Figure(*(v / rates[0].value for v in (rate.value, rate.low, rate.high)))
         splits = [run.split for run in group if run.split]
-        price = hourly(group[0].nodes)
-        prices.append(None if price is None else price / rate.value)
         steps.append(
             ScalingStep(
                 group[0].ranks,
@@ -265,17 +254,10 @@ def make_curve(
                 speedup,
                 speedup.value * base[0].ranks / group[0].ranks,
                 _find_medians(splits) if len(splits) == len(group) else None,
-                None if price is None else price / 3600 * seconds.value,
             )
         )
-    known = [(price, step.ranks) for price, step in zip(prices, steps, strict=True) if price]
-    return Curve(
-        program,
-        runs[0].unit,
-        tuple(steps),
-        max(steps, key=lambda step: step.rate.value).ranks,
-        min(known)[1] if len(known) == len(steps) else None,
-    )
+    fastest = max(steps, key=lambda step: step.rate.value)
+    return Curve(program, runs[0].unit, tuple(steps), fastest.ranks)
 
 
 def _find_medians(splits: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
@@ -293,10 +275,9 @@ def tabulate_scaling(found: Curve) -> list[tuple[str, ...]]:
             str(step.speedup),
             f"{step.efficiency:.0%}",
             *map(format_figure, step.split or (None,) * len(SPLIT)),
-            format_figure(step.dollars),
         )
         for step in found.steps
     )
     times = (f"s/{found.unit}", "speed-up", "efficiency")
     parts = (name.removesuffix("_seconds") for name in SPLIT)
-    return [("ranks", "nodes", *times, *parts, f"$/{found.unit}"), *rows]
+    return [("ranks", "nodes", *times, *parts), *rows]
