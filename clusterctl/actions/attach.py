@@ -36,8 +36,9 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.launch import network as launch_network
+from clusterctl.launch.hostfile import parse_hosts
 from clusterctl.launch.mpirun import find_common_mpi
-from clusterctl.machines import bootstrap, facts, hosts, providers
+from clusterctl.machines import bootstrap, facts, providers
 from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, load_site, make_key_mark
 from clusterctl.machines.bootstrap import REQUIRED
 from clusterctl.state.locks import ClusterLock
@@ -179,7 +180,7 @@ def _read_hosts(file: Path, user: str) -> tuple[Node, ...]:
         hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
         max_line=MAX_HOST_LINE,
     )
-    return hosts.parse_hosts(text, str(file), user)
+    return parse_hosts(text, str(file), user)
 
 
 def _refuse_to_drop(before: Cluster, after: Cluster) -> None:

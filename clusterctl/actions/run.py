@@ -34,12 +34,12 @@ from clusterctl.jobs.follow import Interrupts, StartSignals
 from clusterctl.jobs.records import Piece
 from clusterctl.launch import launcher
 from clusterctl.launch.compiling import plan_compilation
-from clusterctl.project import environment, own_project
+from clusterctl.project import own_project, packages
 from clusterctl.project import program as programs
 from clusterctl.project import tree as project_tree
 from clusterctl.project import words as project_words
-from clusterctl.project.environment import Wanted
 from clusterctl.project.own_project import NONE
+from clusterctl.project.packages import Wanted
 from clusterctl.project.program import Resolved
 from clusterctl.project.tree import Stdin
 from clusterctl.project.words import translate
@@ -296,11 +296,11 @@ def _find_packages(
 ) -> tuple[Wanted | None, list[own_project.Project], str]:
     """The packages and projects of a program, and the command that one of them has to bring, if
     any. Raises UsageError, too, for a program that is neither here nor such a command."""
-    wanted, word = environment.find_package_files(resolved, given, python), resolved.program.target
+    wanted, word = packages.find_package_files(resolved, given, python), resolved.program.target
     projects = _find_projects(resolved, wanted, given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
     if installed and (
-        wanted is None or (programs.find_similar(word) and not environment.is_named(wanted, word))
+        wanted is None or (programs.find_similar(word) and not packages.is_named(wanted, word))
     ):
         raise programs.make_missing_error(word)
     return wanted, projects, word if installed else ""
@@ -329,7 +329,7 @@ def prepare(
         unread = wanted.warning if wanted else ""
         nodes = cluster.workers or (cluster.launcher,)
         has_all = wanted and not (spec.python or command)
-        if wanted and has_all and environment.has_all(wanted, nodes):
+        if wanted and has_all and packages.has_all(wanted, nodes):
             wanted = None
         # A script of the project may do without the Python that some node lacks.
         given = spec.python or requirements or resolved.program.needs_python
@@ -343,9 +343,7 @@ def prepare(
         )
     else:
         projects = _find_projects(resolved, None, requirements)
-    own_project.check_own_project(
-        projects, environment.choose_packages(cluster, spec.python).workers
-    )
+    own_project.check_own_project(projects, packages.choose_packages(cluster, spec.python).workers)
     paths = dict.fromkeys(path for project in projects for path in project.paths)
     uses_mpi = programs.may_use_mpi(resolved, spec.backend)
     spec = replace(spec, import_paths=tuple(paths), uses_mpi=uses_mpi)
@@ -361,9 +359,9 @@ def prepare(
     if asked.launcher:
         plan = replace(plan, notes=(*plan.notes, asked.note))
     if wanted:
-        chosen_python = environment.choose_packages(cluster, spec.python)
+        chosen_python = packages.choose_packages(cluster, spec.python)
         places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
-        plan = replace(plan, notes=(*plan.notes, environment.describe_packages(wanted, places)))
+        plan = replace(plan, notes=(*plan.notes, packages.describe_packages(wanted, places)))
     if command:
         note = f"no file {command} here: one of these packages has to bring that command"
         plan = replace(plan, notes=(*plan.notes, note))
@@ -407,9 +405,7 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
         stage="",
         created=time.time(),
     )
-    equipped = environment.equip_nodes(
-        environment.choose_packages(cluster, spec.python), spec.packages
-    )
+    equipped = packages.equip_nodes(packages.choose_packages(cluster, spec.python), spec.packages)
     request = launcher.Request(id=number, spec=spec, cluster=equipped, placement=placement)
     return job, system.plan(request)
 
@@ -437,7 +433,7 @@ def submit(
     if not job.stage:
         job = replace(job, stage=project_tree.write_archive(prepared.tree, store.home))
     if prepared.wanted:
-        environment.save(prepared.wanted, store.home)
+        packages.save(prepared.wanted, store.home)
     project_tree.remove_old(store)
     records.remove_old(store)
     if job.spec.sync:
@@ -464,12 +460,12 @@ def _ship(
         ).items():
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = jobs_submit.list_rank_nodes(job, cluster)
-        chosen = environment.choose_packages(cluster, job.spec.python)
-        environment.install(job.spec.packages, chosen, names, pool, store.home, report)
+        chosen = packages.choose_packages(cluster, job.spec.python)
+        packages.install(job.spec.packages, chosen, names, pool, store.home, report)
         if prepared.command and prepared.wanted:
             where = [chosen.node(name) for name in names]
-            environment.check_command(prepared.command, prepared.wanted, where, pool)
-        equipped = environment.equip_nodes(chosen, job.spec.packages)
+            packages.check_command(prepared.command, prepared.wanted, where, pool)
+        equipped = packages.equip_nodes(chosen, job.spec.packages)
         files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
         port = jobs_submit.put(

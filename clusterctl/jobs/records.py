@@ -39,16 +39,16 @@ def describe_provenance(
     job: Job, cluster: Cluster, plan: LaunchPlan, tree: project_tree.Tree, store: Store
 ) -> Provenance:
     """Of a job that was started from `tree`, or from the files of the job that it runs again."""
-    from clusterctl.project import environment  # not for a job that is there
+    from clusterctl.project import packages  # not for a job that is there
 
     if job.rerun_of is not None:
         source = store.read_provenance(job.rerun_of)
     else:
         source = read_git(tree.root) if tree.by_git else Provenance()
     rank_nodes = [cluster.node(p.node) for p in job.placement if cluster.has(p.node)]
-    chosen = environment.choose_packages(cluster, job.spec.python)
+    chosen = packages.choose_packages(cluster, job.spec.python)
     versions = (
-        environment.read_versions(job.spec.packages, chosen.node(node.name), store.home)
+        packages.read_versions(job.spec.packages, chosen.node(node.name), store.home)
         for node in rank_nodes
     )
     return replace(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.model import Node, Python
-from clusterctl.project import environment, own_project
+from clusterctl.project import own_project, packages
 from clusterctl.project.program import Resolved, resolve_program
 from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
@@ -88,9 +88,9 @@ def install(tmp_path: Path, need: Callable[..., None]) -> Install:
     need("uv")
 
     def install(given: str, *nodes: Node) -> Said:
-        wanted = environment.find_package_files(resolve_program("train.py", ()), given)
+        wanted = packages.find_package_files(resolve_program("train.py", ()), given)
         assert wanted is not None
-        environment.save(wanted, find_home())
+        packages.save(wanted, find_home())
         return bring(wanted.digest, *nodes)
 
     return install
@@ -100,7 +100,7 @@ def bring(digest: str, *nodes: Node) -> Said:
     said: Said = []
     where = cluster(*nodes)
     with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
-        environment.install(digest, where, [n.name for n in nodes], pool, find_home(), said.append)
+        packages.install(digest, where, [n.name for n in nodes], pool, find_home(), said.append)
     return said
 
 
@@ -130,6 +130,6 @@ def make_project(folder: Path, name: str, files: dict[str, str], *requires: str)
 
 def find_projects(found: Resolved, given: str = "") -> list[own_project.Project]:
     """The projects that a run of the program uses."""
-    wanted = environment.find_package_files(found, given)
+    wanted = packages.find_package_files(found, given)
     folders = wanted.folders if wanted else ()
     return own_project.find_own_project(found.program, found.tree, folders, given)

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.core.model import Node, Role
 from clusterctl.errors import UsageError
-from clusterctl.machines.hosts import parse_hosts
+from clusterctl.launch.hostfile import parse_hosts
 from tests.unit.tables import read_rows
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.project import environment
+from clusterctl.project import packages
 from clusterctl.project.program import resolve_program
 from tests import wheels
 from tests.unit.packaged import (
@@ -61,7 +61,7 @@ def test_of_an_environment_of_conda_what_pip_installs(
 ) -> None:
     """What conda alone has is named as missing."""
     Path("environment.yml").write_text(text)
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "")
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "")
     assert wanted is not None
     assert wanted.texts == {"environment.yml.txt": lines}
     assert bool(wanted.warning) == warned
@@ -125,6 +125,6 @@ def test_members_of_a_workspace_are_used_where_they_lie(
     assert "packages/member/src" in paths
     run("git", "init", "-q")
     Path("packages/member/program.py").touch()
-    wanted = environment.find_package_files(resolve_program("packages/member/program.py", ()), "")
+    wanted = packages.find_package_files(resolve_program("packages/member/program.py", ()), "")
     assert wanted
     assert wanted.source == ("uv.lock" if locked else "pyproject.toml")

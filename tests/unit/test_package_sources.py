@@ -12,7 +12,7 @@ import pytest
 from clusterctl.actions.common import open_store
 from clusterctl.core.model import Python
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
-from clusterctl.project import environment
+from clusterctl.project import packages
 from clusterctl.project.program import resolve_command, resolve_program
 from clusterctl.state.home import find_home
 from tests import wheels
@@ -62,7 +62,7 @@ source = { virtual = "." }
 
 
 def found() -> str | None:
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "")
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "")
     return wanted and wanted.source
 
 
@@ -84,9 +84,9 @@ def test_where_packages_are_looked_for(project: Path) -> None:
     Path("pyproject.toml").write_text(f'{PROJECT}requires-python = ">=3.10"\n')
     Path("uv.lock").write_text(LOCK)
     assert found() == "uv.lock"
-    assert environment.find_package_files(resolve_program("train.py", ()), "none") is None
-    assert environment.find_package_files(resolve_command(["true"]), "") is None
-    assert environment.find_package_files(resolve_program("reduce_all.py", ()), "") is None
+    assert packages.find_package_files(resolve_program("train.py", ()), "none") is None
+    assert packages.find_package_files(resolve_command(["true"]), "") is None
+    assert packages.find_package_files(resolve_program("reduce_all.py", ()), "") is None
     Path("train.py").write_text('# /// script\n# dependencies = ["demo"]\n# ///\n')
     assert found() == "train.py"
 
@@ -96,9 +96,9 @@ def test_the_top_of_a_repository_is_looked_at_and_nothing_above_it(project: Path
     (project / "tools").mkdir()
     shutil.copy("train.py", "tools/train.py")
     run("git", "init", "-q", str(project))
-    assert environment.find_package_files(resolve_program("tools/train.py", ()), "") is None
+    assert packages.find_package_files(resolve_program("tools/train.py", ()), "") is None
     Path("requirements.txt").write_text("demo\n")
-    wanted = environment.find_package_files(resolve_program("tools/train.py", ()), "")
+    wanted = packages.find_package_files(resolve_program("tools/train.py", ()), "")
     assert wanted is not None
     assert wanted.source == "requirements.txt"
 
@@ -129,32 +129,32 @@ def test_what_the_nodes_have_is_not_installed(text: str, enough: bool, project: 
     Path("requirements.txt").write_text(text)
     Path("pins.txt").write_text("demo<2\n")
     Path("more.txt").write_text("missing\n")
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "")
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "")
     assert wanted is not None
     python = Python(executable="/p", version="3.11.2", packages=KEPT, installed=HAS)
     one, bare = node("a", python=python), node("b", python=replace(python, installed=""))
-    assert environment.has_all(wanted, [one]) is enough
+    assert packages.has_all(wanted, [one]) is enough
     alone = not any(name in text for name in ("demo", "helper"))
-    assert environment.has_all(wanted, [one, bare]) is (enough and alone)
+    assert packages.has_all(wanted, [one, bare]) is (enough and alone)
 
 
 def test_what_an_option_names_is_installed_in_any_case(project: Path) -> None:
     Path("requirements.txt").write_text("torch==2.13.0\n")
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "requirements.txt")
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "requirements.txt")
     assert wanted is not None
-    assert not environment.has_all(wanted, [node("a", python=Python(**HERE, packages=KEPT))])
+    assert not packages.has_all(wanted, [node("a", python=Python(**HERE, packages=KEPT))])
 
 
 def test_the_project_itself_stands_for_its_dependencies(project: Path) -> None:
     extra = '[project.optional-dependencies]\ntrain = ["helper<2"]\nother = ["odd"]\n'
     Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo>=1"]\n{extra}')
     Path("requirements.txt").write_text("-e .[train]\nnumpy")
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "")
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "")
     assert wanted is not None
     assert wanted.texts == {"requirements.txt": "mine[train]\nnumpy"}
     assert wanted.requirements is None, "only uv follows extras"
     Path("requirements.txt").write_text("-e .\nnumpy")
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "")
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "")
     assert wanted is not None
     assert wanted.requirements == ("numpy", "demo>=1")
 
@@ -208,7 +208,7 @@ def test_a_script_of_the_project_gets_its_packages(
     Path("binary").write_text("\x7fELF")
     for name in ("wrapper", "binary"):
         Path(name).chmod(0o755)
-    wanted = environment.find_package_files(resolve_command(words), "")
+    wanted = packages.find_package_files(resolve_command(words), "")
     assert (wanted.source if wanted else "") == ("requirements.txt" if found else "")
 
 
@@ -254,7 +254,7 @@ def test_a_file_that_is_not_understood(
 ) -> None:
     Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError, match=message):
-        environment.find_package_files(resolve_program("train.py", ()), name)
+        packages.find_package_files(resolve_program("train.py", ()), name)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LaunchError, UsageError
-from clusterctl.project import environment
+from clusterctl.project import packages
 from clusterctl.project.program import resolve_program
 from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
@@ -54,12 +54,12 @@ def test_a_node_gets_the_packages_beside_those_of_its_python(
     code = f"import demo, helper, sys; print(demo.VERSION, helper.VERSION, {own!r} in sys.path)"
     assert run(python_of(one), "-c", code) == "2.0 1.5 True\n"
     assert run(python_of(one).removesuffix("python") + "demo-version") == "2.0\n"
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "requirements.txt")
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "requirements.txt")
     assert wanted
     with Pool([one], identity=None, known_hosts=Path("none")) as pool:
-        environment.check_command("demo-version", wanted, [one], pool)
+        packages.check_command("demo-version", wanted, [one], pool)
         with pytest.raises(UsageError, match=r"no package of requirements\.txt has") as caught:
-            environment.check_command("demo-versoin", wanted, [one], pool)
+            packages.check_command("demo-versoin", wanted, [one], pool)
     assert caught.value.hint == "did you mean demo-version?"
 
 
@@ -189,8 +189,8 @@ url = "vendored"
     )
     first, some = "--index-url https://user:word@a.example/simple", "--extra-index-url"
     texts = {"pyproject.toml": text}
-    assert environment.list_tables(texts, only_some=False) == [first]
-    assert environment.list_lines(texts) == [first, f"{some} https://b.example/whl"]
+    assert packages.list_tables(texts, only_some=False) == [first]
+    assert packages.list_lines(texts) == [first, f"{some} https://b.example/whl"]
 
 
 def test_a_requirements_file_means_what_pip_makes_of_it(
@@ -351,26 +351,24 @@ def test_another_python_of_the_nodes_brings_nothing_of_theirs(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
     """Found by its name there; where it is missing, nothing is downloaded."""
-    wanted = environment.find_package_files(resolve_program("train.py", ()), "", "3.99")
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "", "3.99")
     assert wanted is not None
     assert wanted.source == "--python 3.99"
     minor = ".".join(platform.python_version_tuple()[:2])
     Path("requirements.txt").write_text("demo==1.0\n")
-    wanted = environment.find_package_files(
-        resolve_program("train.py", ()), "requirements.txt", minor
-    )
+    wanted = packages.find_package_files(resolve_program("train.py", ()), "requirements.txt", minor)
     assert wanted is not None
-    environment.save(wanted, find_home())
+    packages.save(wanted, find_home())
     one, two = here("worker-1", tmp_path), here("worker-2", tmp_path)
-    missing = environment.choose_packages(cluster(one, two), "3.99")
+    missing = packages.choose_packages(cluster(one, two), "3.99")
     with pytest.raises(LaunchError, match=r"no python3.99 on worker-1, worker-2"):
         bring(wanted.digest, *missing.nodes)
     assert not Path(one.root, "packages").exists()
-    chosen = environment.choose_packages(cluster(one), minor)
+    chosen = packages.choose_packages(cluster(one), minor)
     bring(wanted.digest, *chosen.nodes)
     said = run(python_of(one), "-c", "import demo, sys; print(demo.VERSION, sys.version_info[:2])")
     assert said == f"1.0 ({minor.replace('.', ', ')})\n"
-    (equipped,) = environment.equip_nodes(chosen, wanted.digest).nodes
+    (equipped,) = packages.equip_nodes(chosen, wanted.digest).nodes
     assert equipped.python == python_of(one)
 
 

@@ -34,15 +34,15 @@ from clusterctl.core.text import read_toml
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.insight import messages, metrics, node_views, top, verify
 from clusterctl.jobs import fetch, follow, records
+from clusterctl.launch.hostfile import parse_hosts
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
-from clusterctl.machines import hosts as machines_hosts
 from clusterctl.machines.attached import SgeProvider, SlurmProvider
 from clusterctl.machines.docker import containers
 from clusterctl.machines.ec2 import api, refusals
 from clusterctl.machines.local import layout
 from clusterctl.options.table import Option
 from clusterctl.options.verbs import VERBS
-from clusterctl.project import environment
+from clusterctl.project import packages
 from clusterctl.project import tree as project_tree
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
@@ -131,7 +131,7 @@ def test_a_name_is_safe_everywhere_or_refused(name: str) -> None:
 )  # fmt: skip
 def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
     try:
-        nodes = machines_hosts.parse_hosts(text, "hosts")
+        nodes = parse_hosts(text, "hosts")
     except UsageError as error:
         refused_in_one_line(error)
         return
@@ -142,7 +142,7 @@ def test_a_host_file_is_read_or_its_line_named(text: str) -> None:
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=20))
 def test_a_host_file_says_what_was_written(slots: list[int]) -> None:
     text = "".join(f"host-{number} slots={count}\n" for number, count in enumerate(slots))
-    hosts = machines_hosts.parse_hosts(text, "hosts")
+    hosts = parse_hosts(text, "hosts")
     assert [(host.name, host.slots) for host in hosts] == [
         (f"host-{number}", count) for number, count in enumerate(slots)
     ]
@@ -319,7 +319,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
         *(reader := metrics.Reader()).read(0, text.encode()),
         *reader.finish(),
     ],
-    "uv": lambda text: [environment.read_name(entry) for entry in environment.list_entries(text)],
+    "uv": lambda text: [packages.read_name(entry) for entry in packages.list_entries(text)],
     "end of an instance": lambda text: api.read_instance(
         {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
     ),

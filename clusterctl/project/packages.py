@@ -1,4 +1,4 @@
-"""The packages that a program asks for (see `package_sources`), beside those of the nodes' Python:
+"""The packages that a program asks for (its requirements files), beside those of the nodes' Python:
 resolved and downloaded here by uv, and brought to the nodes, which need no internet.
 
 What a job asks for is kept in the state home under the digest of its text, so that a job can be run
