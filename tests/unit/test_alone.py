@@ -19,7 +19,6 @@ from tests.unit.making import job
 from tests.unit.tables import rows
 
 C10D = "_backend = _default_pg_init_method = None\n"
-JOIN = "from torch.distributed import distributed_c10d as c; c._backend = 'gloo'"
 
 
 @pytest.fixture
@@ -56,46 +55,10 @@ def run(folder: Path, script: str, start: Sequence[str] = (sys.executable, "trai
     return {path.suffix for path in (folder / "out").iterdir()}
 
 
-FORK = """
-import torch, multiprocessing as m
-def join():
-    {join}
-child = m.get_context("fork").Process(target=join)
-child.start()
-child.join()
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "notes"),
-    [
-        ("print('no torch')", set()),
-        ("import torch", {".alone"}),
-        ("import torch.distributed.distributed_c10d", {".alone"}),
-        (f"import torch; {JOIN}", {".met"}),
-        (FORK.format(join=JOIN), {".alone", ".met"}),
-        (FORK.format(join="pass"), {".alone"}),
-        ("import torch, sys; sys.modules['ray'] = torch", {".met"}),
-        ("import torch, os; print(os.environ.get('RANK'))", {".met"}),
-        ("import torch, other", {".met"}),
-        ("import torch; RANK = 8  # of matrices", {".alone"}),
-    ],
-    ids=[
-        "no torch",
-        "alone",
-        "c10d",
-        "joined",
-        "child",
-        "worker",
-        "ray",
-        "rank",
-        "module",
-        "another rank",
-    ],
-)
-def test_a_rank_notes_whether_it_was_alone(folder: Path, script: str, notes: set[str]) -> None:
+@rows("script, notes", "alone.a_rank_notes_whether_it_was_alone")
+def test_a_rank_notes_whether_it_was_alone(folder: Path, script: str, notes: list[str]) -> None:
     (folder / "work" / "other.py").write_text("import os; os.environ.get('SLURM_PROCID')\n")
-    assert run(folder, script) == notes
+    assert sorted(run(folder, script)) == notes
 
 
 def test_a_start_file_of_the_persons_own_runs_too(folder: Path) -> None:

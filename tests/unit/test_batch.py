@@ -227,32 +227,8 @@ def test_a_dry_run_says_what_srun_is_told(
 
 # ------------------------------------------------------------------------------------------ sizes
 
-EACH_4 = ["--ntasks-per-node=4"]
-PER_NODE_AND_TASK = {"gpus-per-node": "4", "gpus-per-task": "1"}
 
-
-@pytest.mark.parametrize(
-    ("changes", "size", "ranks"),
-    [
-        ({}, ["--nodes=1", "--ntasks-per-node=1"], 1),
-        ({"nodes": 2}, ["--nodes=2", "--ntasks-per-node=1"], 2),
-        ({"nodes": 2, "ranks_per_node": 4}, ["--nodes=2", "--ntasks-per-node=4"], 8),
-        ({"ranks": 6}, ["--ntasks=6"], 6),
-        ({"ranks": 3, "nodes": 2}, ["--nodes=2", "--ntasks=3"], 3),
-        ({"ranks": 8, "ranks_per_node": 4}, ["--nodes=2", "--ntasks-per-node=4"], 8),
-        ({"nodes": 2, "native": {"gpus-per-node": "t4:4"}}, ["--nodes=2", *EACH_4], 8),
-        ({"native": {"gres": "gpu:t4:2"}}, ["--nodes=1", "--ntasks-per-node=2"], 2),
-        ({"native": {"gres": "shm:1,gpu"}}, ["--nodes=1", "--ntasks-per-node=1"], 1),
-        ({"nodes": 2, "native": {"gres": "gpu:2"}}, ["--nodes=2", "--ntasks-per-node=2"], 4),
-        ({"native": {"gpus": "4"}}, ["--ntasks=4"], 4),
-        ({"nodes": 2, "native": {"gpus": "4"}}, ["--nodes=2", "--ntasks-per-node=2"], 4),
-        ({"native": {"gpus": "4", "gpus-per-task": "2"}}, ["--ntasks=2"], 2),
-        ({"nodes": 2, "native": PER_NODE_AND_TASK}, ["--nodes=2", *EACH_4], 8),
-        ({"ranks": 3, "native": {"gpus-per-task": "1"}}, ["--ntasks=3"], 3),
-        ({"ranks": 2, "native": {"gpus": "4"}}, ["--ntasks=2"], 2),
-    ],
-    ids=str,
-)
+@rows("changes, size, ranks", "batch.sizes")
 def test_sizes(changes: dict[str, Any], size: list[str], ranks: int) -> None:
     made = batch_job("slurm", **changes)
     assert slurm.list_size(made.spec) == size

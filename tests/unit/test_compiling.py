@@ -16,7 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch.compiling import FORTRAN, C, plan_compilation, suggest_repair
 from tests.conftest import Need
 from tests.unit.making import program
-from tests.unit.tables import read_rows
+from tests.unit.tables import read_rows, rows
 
 
 def source(name: str, *further: str) -> Program:
@@ -44,62 +44,10 @@ def output(what: Program, folder: Path) -> str:
     return done.stdout
 
 
-LIBM = """\
-#include <math.h>
-#include <stdio.h>
-int main(int n, char **words) { printf("%.0f", sqrt(n + 15.0)); return !words; }
-"""
-OPENMP = """\
-#include <omp.h>
-#include <stdio.h>
-#ifndef _OPENMP
-#error no OpenMP
-#endif
-int main(void) { printf("%d", omp_get_max_threads() > 0); return 0; }
-"""
-TWICE = "program p\n  use twice_module\n  print '(I0)', twice(2)\nend program\n"
-MODULE = """\
-module twice_module
-contains
-  integer function twice(n)
-    integer, intent(in) :: n
-    twice = 2 * n
-  end function
-end module
-"""
-
-
-@pytest.mark.parametrize(
-    ("files", "what", "env", "said"),
-    [
-        ({"root.c": LIBM}, source("root.c"), {}, "4"),
-        ({"root.cxx": LIBM}, source("root.cxx"), {"CXXFLAGS": "-std=c++17"}, "4"),
-        ({"threads.c": OPENMP}, source("threads.c"), {"CFLAGS": "-fopenmp"}, "1"),
-        (
-            {
-                "main.c": '#include "twice.h"\n#include <stdio.h>\n'
-                "int main(void) { printf(WORD, twice(2)); return 0; }\n",
-                "include/twice.h": "int twice(int);\n",
-                "src/-twice.c": '#include "twice.h"\nint twice(int n) { return 2 * n; }\n',
-            },
-            source("main.c", "src/-twice.c"),
-            {"CFLAGS": "-Iinclude '-DWORD=\"it is %d\"'"},
-            "it is 4",
-        ),
-        (
-            {"crypt.c": "char *crypt(); int main(void) { return !crypt; }\n"},
-            source("crypt.c"),
-            {"LDLIBS": "-lcrypt", "LDFLAGS": "-Wl,--no-as-needed"},
-            "",
-        ),
-        ({"p.f90": TWICE, "m.f90": MODULE}, source("p.f90", "m.f90"), {}, "4\n"),
-        ({"p.f": "      print '(I0)', 4\n      end\n"}, source("p.f"), {"FFLAGS": "-O0"}, "4\n"),
-    ],
-    ids=["libm", "cxx", "openmp", "several", "library", "f90", "f"],
-)
+@rows("files, what, env, said", "compiling.programs_that_compile")
 def test_programs_that_compile(
     files: dict[str, str],
-    what: Program,
+    what: list[str],
     env: dict[str, str],
     said: str,
     tmp_path: Path,
@@ -110,9 +58,10 @@ def test_programs_that_compile(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    done = build(what, tmp_path, env)
+    asked = source(*what)
+    done = build(asked, tmp_path, env)
     assert done.returncode == 0, done.stderr
-    assert output(what, tmp_path) == said
+    assert output(asked, tmp_path) == said
 
 
 def test_the_wrapper_of_an_mpi_goes_first_and_a_choice_before_it(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from clusterctl.batch import direct
 from clusterctl.batch.direct import Direct, render_command_line
 from clusterctl.core.job import JobState
@@ -22,6 +20,7 @@ from clusterctl.launch import launcher
 from clusterctl.options.values import SNAPSHOTS
 from tests.unit.making import cluster, job, request, spec
 from tests.unit.scripts import WEIRD
+from tests.unit.tables import rows
 
 
 def test_command_line_keeps_words() -> None:
@@ -137,75 +136,9 @@ def test_submit_waits_for_the_first_state(tmp_path: Path) -> None:
     assert here(tmp_path, Direct().submit_argv(job())) == "queued 1\n"
 
 
-RULE = "-" * 74
-NO_SLOTS = "All nodes which are allocated for this job are already filled."
-PRTE = """prterun detected that one or more processes exited with non-zero status,
-thus causing the job to be terminated. The first process to do so was:
-
-   Process name: [prterun-host-1@1,1] Exit code:    3"""
-ORTE = """Primary job  terminated normally, but 1 process returned
-a non-zero exit code. Per user-direction, the job has been aborted."""
-ORTE_SIGNAL = """mpirun noticed that process rank 1 with PID 0 on node worker-1 exited on signal 9
-(Killed)."""
-IMPROPER = """mpirun has exited due to process rank 0 with PID 0 on
-node n exiting improperly. There are three reasons this could occur:"""
-SETPGID = (
-    "[host:1] plm:ssh: Warning: setpgid(2,2) failed in parent with errno=Permission denied(13)"
-)
-
-
-def said(*blocks: str) -> str:
-    return "".join(f"{RULE}\n{block}\n{RULE}\n" for block in blocks)
-
-
-@pytest.mark.parametrize(
-    ("text", "remarks"),
-    [
-        ("", ""),
-        (said(PRTE), ""),
-        (said(ORTE, ORTE_SIGNAL, IMPROPER), ""),
-        (f"{SETPGID}\n{said(PRTE)}", ""),
-        (
-            "srun: error: c2: task 1: Exited with exit code 3\nsrun: Terminating StepId=7.1\n"
-            "slurmstepd: error: *** STEP 7.1 ON c1 CANCELLED AT 2026-11-22T11:00:00 ***\n"
-            "slurmstepd-c1: error: *** STEP 7.1 ON c1 CANCELLED AT 2026-11-22T11:00:00 ***\n"
-            "srun: error: c1: task 0: Terminated\n",
-            "",
-        ),
-        (
-            "Terminated\nSegmentation fault (core dumped)\n"
-            '/tmp/x/rank.sh: line 69: 29222 Killed                  exec "$@"\n'
-            "Terminated by the administrator\n",
-            "Terminated by the administrator",
-        ),
-        (
-            f"{SETPGID}\n{said(NO_SLOTS, PRTE)}\0[n:0] *** An error occurred in MPI_Comm_spawn\n",
-            f"{NO_SLOTS}\n[n:0] *** An error occurred in MPI_Comm_spawn",
-        ),
-        (
-            said("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD", IMPROPER),
-            "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",
-        ),
-        ("slurmstepd-c1: error: *** STEP 7.1 ON c1 CANCELLED AT 1:00 DUE TO PREEMPTION ***\n", ...),
-        ("srun: error: Unable to create step for job 7: Memory required by task\n", ...),
-        ("bind failed\r\r\nhere\r\n", "bind failed\nhere"),
-    ],
-    ids=[
-        "nothing",
-        "5",
-        "4",
-        "setpgid",
-        "srun",
-        "shell",
-        "spawn",
-        "abort",
-        "why",
-        "step",
-        "terminal",
-    ],
-)
-def test_what_the_launcher_says_beyond_exit_codes(text: str, remarks: object) -> None:
-    assert direct.drop_known_remarks(text) == (text.strip() if remarks is ... else remarks)
+@rows("text, remarks", "direct.what_the_launcher_says_beyond_exit_codes")
+def test_what_the_launcher_says_beyond_exit_codes(text: str, remarks: str) -> None:
+    assert direct.drop_known_remarks(text) == remarks
 
 
 def test_all_jobs_are_asked_for_in_their_folders(tmp_path: Path) -> None:

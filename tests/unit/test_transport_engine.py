@@ -9,30 +9,15 @@ import pytest
 from clusterctl.core.model import Accelerator
 from clusterctl.launch import network
 from tests.unit.making import node
+from tests.unit.tables import rows
 
 OFI = ("pml:ob1", "pml:cm", "mtl:ofi")
 CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"], "fabrics": ("efa",)}
 
 
-@pytest.mark.parametrize(
-    ("backend", "facts", "engine"),
-    [
-        # EFA cannot read the memory of a GPU through Open MPI's cm.
-        ("mpi", {**CUDA, "mpi_components": OFI}, "TCP"),
-        (
-            "mpi",
-            {**CUDA, "mpi_components": (*OFI, "pml:ucx"), "ucx": ("tcp/eth0", "cuda_copy/cuda")},
-            "UCX over TCP, for GPU memory",
-        ),
-        # Where gradients go by NCCL, or there is no GPU, it carries what MPI sends.
-        ("nccl", {**CUDA, "mpi_components": OFI}, "EFA"),
-        ("mpi", {"fabrics": ("efa",), "mpi_components": OFI}, "EFA"),
-        ("mpi", {"fabrics": ("tcp",), "mpi_components": OFI}, "TCP"),
-        ("mpi", {"mpi_components": ("pml:ucx",), "ucx": ("rc_mlx5/mlx5_0:1",)}, "UCX over RDMA"),
-    ],
-    ids=["GPU gradients", "GPU gradients by UCX", "NCCL", "CPU", "no EFA", "InfiniBand"],
-)
+@rows("backend, facts, engine", "transport_engine.efa_does_not_carry_gpu_gradients")
 def test_efa_does_not_carry_gpu_gradients(backend: str, facts: dict[str, Any], engine: str) -> None:
+    facts = {**facts, "accelerator": Accelerator(facts.get("accelerator", "none"))}
     nodes = [node(f"worker-{number}", f"10.0.0.{number}", **facts) for number in (1, 2)]
     chosen = network.choose_transport(backend, nodes)
     assert chosen.engine == engine

@@ -65,31 +65,13 @@ def test_a_sound_cluster_has_no_low_line() -> None:
     assert wrong(judge(of=links())) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "what", "says"),
-    [
-        ({"cores": 2}, "cores", "2 of 4"),
-        ({"core": 1.22e9}, "core speed", "1.22 GB/s, 61% of the median"),
-        ({"memory": 10e9}, "memory copy", "10 GB/s, 50% of the median"),
-        ({"disk": 50e6}, "disk write", "50 MB/s, 20% of the median"),
-        ({"gemm": {"cpu float32": 100e9}}, "GEMM cpu float32", "100 GFLOP/s, 50% of the median"),
-        ({"share": 0.3}, "processor", "a thread gets 30% of a core: a cgroup limits it"),
-        ({"throttled": 0.7}, "processor", "a limit of its cgroup stops a thread in 70% of the"),
-        ({"load": 3.1}, "processor", "other processes use 3.1 of its 4 cores"),
-        ({"steal": 0.4}, "processor", "the hypervisor gives 40% of its processors to others"),
-        ({"steal": 0.4, "load": 3.1}, "processor", "to others, and other processes use 3.1 of"),
-        ({"offset": -3.25}, "clock", "3.25 s behind: start a time service there"),
-        ({"expected_gpus": 2, "gpus": (T4,)}, "GPUs", "1 of 2"),
-        ({"expected_gpus": 1, "gpu_error": "No devices were found"}, "GPUs", "No devices"),
-        ({"gpus": (replace(T4, errors=3.0),)}, "GPU 0", "3 memory errors that could not be"),
-        ({"gpus": (replace(T4, throttled="too hot", temperature=83),)}, "GPU 0", "too hot, 83 °C"),
-        ({"gpus": (replace(T4, width=4),)}, "GPU 0", "its PCIe link has 4 of 8 lanes"),
-        ({"error": "it has no Python"}, "node", "it has no Python"),
-        ({"disk": None, "failed": {"disk write": "I/O error"}}, "disk write", "I/O error"),
-        ({"gemm": {}, "failed": {"GEMM": "its process was ended"}}, "GEMM", "not measured: its"),
-    ],
-)
-def test_a_fault_of_a_node(changes: dict[str, object], what: str, says: str) -> None:
+@rows("changes, what, says", "verify.a_fault_of_a_node")
+def test_a_fault_of_a_node(changes: dict[str, Any], what: str, says: str) -> None:
+    """A row names what differs from the usual node, and of a GPU from a T4."""
+    if gone := changes.pop("without", ""):
+        changes[gone] = None
+    if "gpus" in changes:
+        changes["gpus"] = tuple(replace(T4, **gpu) for gpu in changes["gpus"])
     [(subject, found, text)] = wrong(judge(figures("worker-3", **changes)))
     assert (subject, found) == ("worker-3", what)
     assert says in text
