@@ -21,6 +21,7 @@ from clusterctl.options.table import (
     texts,
 )
 from tests.unit.calling import Call
+from tests.unit.tables import rows
 
 GROUP = Group("Options")
 FLAGS = [flag("--json", GROUP), flag("--dry-run", GROUP)]
@@ -133,24 +134,10 @@ def test_project_over_user(project: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert find_files() == (other, nearest)
 
 
-@pytest.mark.parametrize(
-    ("text", "words", "hint"),
-    [
-        ('clutser = "x"', ["clutser"], "cluster"),
-        ('[rnu]\nbackend = "mpi"', ["rnu"], "run"),
-        ('[run]\nbakend = "mpi"', ["run.bakend"], "run.backend"),
-        ("[run]\ndry-run = true", ["run.dry-run"], "run.dry_run"),
-        ('zzz = "x"', ["zzz"], "known: "),
-        ("json = 3", ["json"], ""),
-        ("[run]\nenv = 1", ["env"], ""),
-        ("[run]\nbackend = mpi", ["not valid TOML", "line 2"], "correct"),
-        ("[run", ["not valid TOML"], "correct"),
-        ("\udcff", ["not UTF-8"], "readable"),
-    ],
-)
+@rows("text, words, hint", "config.mistakes_name_the_file")
 def test_mistakes_name_the_file(project: Path, text: str, words: list[str], hint: str) -> None:
     path = project / "clusterctl.toml"
-    path.write_bytes(os.fsencode(text))
+    path.write_bytes(b"\xff" if text == "not UTF-8" else text.encode())
     with pytest.raises(UsageError) as caught:
         values()
     assert str(path) in caught.value.message
