@@ -192,9 +192,9 @@ def load_tables() -> NetworkTables:
 
 
 def list_flags_without_rdma() -> tuple[Flag, ...]:
-    """What UCX needs beside the flag that chooses it, where there is no RDMA."""
+    """What UCX needs where there is no RDMA."""
     (engine,) = (row for row in load_tables().engines if {"pml:ucx", "gpu"} <= set(row.needs))
-    return tuple(flag for flag in engine.flags if flag[0][1] != "pml")
+    return engine.flags
 
 
 @dataclass(frozen=True, slots=True)

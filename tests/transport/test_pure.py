@@ -42,8 +42,8 @@ HASHED = "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg="  # 192.1
 
 @rows("line, name, found", "pure.known_hosts_line")
 def test_known_hosts_line(line: str, name: str, found: bool) -> None:
-    keys = core_keys.find_keys(line, [name])
-    assert [key.blob for key in keys] == [b"one"] * found
+    keys = core_keys.find_keys(f"{line}\nlast ssh-ed25519 {OTHER}\n", [name, "last"])
+    assert [key.blob for key in keys] == [b"one"] * found + [b"two"]
 
 
 def test_known_hosts_keeps_all_keys_of_a_host() -> None:

@@ -553,6 +553,8 @@ def test_nodes_that_another_cluster_does_not_have() -> None:
     found, note = drop_unknown_hosts(spec(hosts=("worker-9", "worker-1", "worker-1")), FOUR)
     assert (found.hosts, found.nodes) == ((), 2)
     assert "--nodes 2 instead of worker-9,worker-1" in note
+    short = node("gpu-1.site.org", "10.0.0.20", hostname="ip-20.internal")
+    assert drop_unknown_hosts(spec(hosts=("gpu-1",)), cluster(FOUR.launcher, short))[1] == ""
 
 
 def test_two_values_of_one_parameter_of_mpirun(call: Call, lab: None) -> None:
