@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,10 +18,9 @@ from clusterctl.actions import up as actions_up
 from clusterctl.actions import verify as actions_verify
 from clusterctl.actions.common import Unfetched
 from clusterctl.actions.run import Prepared
-from clusterctl.core.job import Job, JobSpec, JobState
+from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster as ClusterRecord
 from clusterctl.core.model import Node
-from clusterctl.core.variables import read_variables
 from clusterctl.errors import UsageError
 from clusterctl.options.table import DEFAULT_NAME, Option, Verb
 from clusterctl.options.verbs import Run, Up
@@ -200,25 +198,10 @@ class Cluster:
             resolved = call.resolve(cluster, program, args, *files)
             needs = needs or "none"
         else:
-            words = [str(program), *map(str, args)]
-            resolved = actions_run.resolve_run(
-                *(words, None, given.stage, given.env_file, given.source, given.max_stage),
-                include=given.include,
-                once=given.once,
-            )
-        pairs = (f"{name}={value}" for name, value in env.items())
-        variables, secrets = read_variables((*given.variables, *pairs), given.env_file)
-        wanted = replace(
-            JobSpec(
-                program=resolved.program,
-                native=given.collect_native(),
-                **given.pick_fields(JobSpec),
-            ),
-            ranks=1 if given.once else given.ranks,
-            env=variables,
-            secret_names=tuple(sorted(secrets)),
-            env_files=tuple(str(path.absolute()) for path in given.env_file),
-        )
+            given.values["command"] = (str(program), *map(str, args))
+            resolved = actions_run.resolve_run(given)
+        given.values["env"] = (*given.variables, *(f"{name}={env[name]}" for name in env))
+        wanted, secrets = actions_run.make_spec(given, resolved.program)
         node_loss.check_node_loss(wanted.on_node_loss, cluster)
 
         def plan(number: int) -> actions_run.Prepared:
@@ -321,7 +304,7 @@ def _read_options(verb: type[V], options: Mapping[str, Any]) -> V:
     known = {
         key: item for key, item in verb.options().items() if item.flags and key not in _NOT_HERE
     }
-    values = {key: option.empty for key, option in verb.options().items()}
+    values = {}
     for key, value in options.items():
         if key not in known:
             close = get_close_matches(key, known, n=1)
@@ -330,7 +313,7 @@ def _read_options(verb: type[V], options: Mapping[str, Any]) -> V:
             raise UsageError(f"unknown option {key}", hint=hint)
         known[key].check_given(value, key)
         values[key] = known[key].read(_make_text(known[key], value), key)
-    return verb(values, [key for key in options if values[key]], {})
+    return verb(values, [key for key in options if values[key]])
 
 
 def _make_text(option: Option[Any], value: Any) -> Any:

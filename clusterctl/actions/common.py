@@ -65,6 +65,12 @@ def open_store() -> Store:
     return Store(find_home())
 
 
+def open_cluster(name: str | None) -> tuple[Store, Cluster]:
+    """The records, and the cluster of that name, or the only one there is."""
+    store = open_store()
+    return store, choose_cluster(store, name)
+
+
 def check_name(name: str) -> str:
     """A cluster name that is safe in hostnames, paths and tags, or UsageError."""
     if not NAME_PATTERN.fullmatch(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,10 @@ from clusterctl.actions.jobs import open_follower
 from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
-from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, ProgramKind
+from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, Program, ProgramKind
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
+from clusterctl.core.variables import read_variables
 from clusterctl.errors import (
     BootstrapError,
     ClusterctlError,
@@ -34,6 +35,7 @@ from clusterctl.jobs.follow import Interrupts, StartSignals
 from clusterctl.jobs.records import Piece
 from clusterctl.launch import launcher
 from clusterctl.launch.compiling import plan_compilation
+from clusterctl.options.verbs import Run
 from clusterctl.project import own_project, packages
 from clusterctl.project import program as programs
 from clusterctl.project import tree as project_tree
@@ -246,44 +248,51 @@ class Prepared:
         return load_system(self.cluster.system).preview(self.job, self.cluster, self.plan)
 
 
-def resolve_run(
-    words: list[str],
-    module: str | None,
-    chosen: Path | None,
-    without: Sequence[Path] = (),
-    sources: Sequence[Path] = (),
-    limit: int = 0,
-    include: Sequence[Path] = (),
-    stdin: Stdin | None = None,
-    once: bool = False,
-) -> Resolved:
+def resolve_run(given: Run, stdin: Stdin | None = None) -> Resolved:
     """SCRIPT and ARGS, a module and ARGS, or `--` and a command, as a program with the tree that it
-    comes in, less the files `without`, whose secrets travel another way. `sources` are compiled
-    with SCRIPT. `limit`: bytes that the tree may have; 0: the usual limits. `include`: files and
-    folders that are copied although git ignores them. `stdin`: what rank 0 reads. `once`: one
-    process is wanted."""
+    comes in, less the files of secrets, which travel another way. `stdin`: what rank 0 reads."""
+    words, module, sources = [*given.command], given.python_module or None, given.source
     if module is not None and translate(("python", "-m", module, *words)).launcher:
         words, module = ["python", "-m", module, *words], None
-    given: Any = {"chosen": chosen, "limit": limit}
+    where: Any = {"chosen": given.stage, "limit": given.max_stage}
     if module is not None:
         if sources:
             raise UsageError(
                 "--source works only with SCRIPT, not with -m", hint="leave out --source"
             )
-        found = programs.resolve_module(module, tuple(words), **given)
-    elif (asked := translate(words[words[0] == "--" :], once=once)).launcher:
-        found = programs.resolve_command(asked.command, sources=sources, **given)
+        found = programs.resolve_module(module, tuple(words), **where)
+    elif (asked := translate(words[words[0] == "--" :], once=given.once)).launcher:
+        found = programs.resolve_command(asked.command, sources=sources, **where)
         program = replace(found.program, local_rank=asked.local_rank)
         found = replace(found, program=program, asked=asked)
     elif words[0] == "--":
-        found = programs.resolve_command(words[1:], sources=sources, **given)
+        found = programs.resolve_command(words[1:], sources=sources, **where)
     else:
-        found = programs.resolve_program(words[0], tuple(words[1:]), sources=sources, **given)
-    found = replace(found, tree=project_tree.include(found.tree, include, limit))
-    secret = {path.resolve() for path in without}
+        found = programs.resolve_program(words[0], tuple(words[1:]), sources=sources, **where)
+    found = replace(found, tree=project_tree.include(found.tree, given.include, given.max_stage))
+    secret = {path.resolve() for path in given.env_file}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
     tree = replace(found.tree, files=files, stdin=stdin)
-    return replace(found, tree=tree, findings=project_tree.check_tree(found.program, tree, secret))
+    findings = project_tree.check_tree(found.program, tree, secret)
+    settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
+    return replace(found, tree=tree, findings=findings, settings=settings)
+
+
+def make_spec(given: Run, program: Program) -> tuple[JobSpec, dict[str, str]]:
+    """What was given about a program, and the secrets of its files."""
+    variables, secrets = read_variables(given.variables, given.env_file)
+    spec = JobSpec(
+        program=program,
+        native=given.collect_native(),
+        **given.pick_fields(JobSpec),
+    )
+    spec = replace(
+        spec,
+        env=variables,
+        secret_names=tuple(sorted(secrets)),
+        env_files=tuple(str(path.absolute()) for path in given.env_file),
+    )
+    return replace(spec, ranks=1, ranks_per_node=0, nodes=0) if given.once else spec, secrets
 
 
 def check_packages(resolved: Resolved, given: str) -> None:
@@ -635,7 +644,7 @@ def run_bundled(
     **options: Any,
 ) -> tuple[Job, Printed]:
     """A bundled program as a job that measures; `options` are fields of JobSpec."""
-    resolved = resolve_run([program], None, None)
+    resolved = resolve_run(Run({"command": (program,)}))
     program_with = replace(resolved.program, args=args)
     spec = JobSpec(program=program_with, allow_cpu=True, now=True, **options)
     prepared = prepare(cluster, spec, resolved, {}, number=store.reserve_job_id())

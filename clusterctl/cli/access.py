@@ -18,8 +18,7 @@ from clusterctl.options.verbs import Allow, Check, Cp, Forward, Init, Ssh, SshCo
 def allow(given: Allow, console: Console) -> None:
     from clusterctl.actions import common, lifetime
 
-    store = common.open_store()
-    chosen = common.choose_cluster(store, given.cluster)
+    store, chosen = common.open_cluster(given.cluster)
     with console.show_waiting():
         allowed = lifetime.allow(store, chosen.name, given.networks, console.report)
     console.note(f"cluster {chosen.name} accepts SSH from {', '.join(allowed)}")
@@ -30,8 +29,7 @@ def ssh(given: Ssh, console: Console) -> None:
     from clusterctl.actions import access, common
 
     given = given.apply_limits({"json"} if given.json else (), console.note)
-    store = common.open_store()
-    chosen = common.choose_cluster(store, given.cluster)
+    store, chosen = common.open_cluster(given.cluster)
     node, words = given.node or None, list(given.command)
     if not given.json:
         raise typer.Exit(access.open_shell(store, chosen, node, words, console.note))
@@ -49,8 +47,7 @@ def ssh(given: Ssh, console: Console) -> None:
 def forward(given: Forward, console: Console) -> None:
     from clusterctl.actions import access, common
 
-    store = common.open_store()
-    chosen = common.choose_cluster(store, given.cluster)
+    store, chosen = common.open_cluster(given.cluster)
     argv, here = access.make_forward_argv(chosen, given.target, given.port)
     console.note(
         f"http://{here} leads to {given.target} of cluster {chosen.name}; press Ctrl-C to stop"
@@ -63,8 +60,7 @@ def forward(given: Forward, console: Console) -> None:
 def cp(given: Cp, console: Console) -> None:
     from clusterctl.actions import access, common
 
-    store = common.open_store()
-    chosen = common.choose_cluster(store, given.cluster)
+    store, chosen = common.open_cluster(given.cluster)
     with console.show_waiting(moved=common.count_copied):
         access.copy(store, chosen, given.source, given.target, given.timeout)
     console.document(source=given.source, target=given.target)

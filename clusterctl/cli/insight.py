@@ -13,6 +13,7 @@ import typer
 from clusterctl.actions import bench, common, compare
 from clusterctl.actions import doctor as actions_doctor
 from clusterctl.actions import report as actions_report
+from clusterctl.actions import run as actions_run
 from clusterctl.actions import top as actions_top
 from clusterctl.actions import verify as actions_verify
 from clusterctl.cli.clusters import document_checks
@@ -27,7 +28,7 @@ from clusterctl.cli.console import (
     pick,
 )
 from clusterctl.cli.output import choose_number
-from clusterctl.cli.run import read_program
+from clusterctl.cli.run import read_input
 from clusterctl.core import stacks
 from clusterctl.core.job import JobState
 from clusterctl.core.text import count, format_bytes
@@ -53,8 +54,7 @@ SHOWN = 12
 
 
 def doctor(given: Doctor, console: Console) -> None:
-    store = common.open_store()
-    number = choose_number(given, store, console)
+    store, number = choose_number(given, console)
     found = actions_doctor.diagnose(
         *(store, number, given.cluster, console.report),
         whole_command=True,
@@ -108,8 +108,7 @@ def _document_stack(item: Any) -> dict[str, Any]:
 
 
 def verify(given: Verify, console: Console) -> None:
-    store = common.open_store()
-    cluster = common.choose_cluster(store, given.choose_name())
+    store, cluster = common.open_cluster(given.choose_name())
     found = actions_verify.measure(
         *(store, cluster, console.report),
         quick=given.quick,
@@ -155,8 +154,7 @@ REPEATS, LARGEST = 3, 8 << 20
 
 
 def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
-    store = common.open_store()
-    cluster = common.choose_cluster(store, given.cluster)
+    store, cluster = common.open_cluster(given.cluster)
     found = bench.measure_allreduce(
         *(store, cluster, console.report),
         backends=given.backends,
@@ -193,12 +191,12 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
         raise UsageError("nothing to run", hint="clusterctl bench scaling --ranks 1,2 SCRIPT")
     if not given.counts:
         raise UsageError("--ranks is missing", hint="for example --ranks 1,2,4")
-    store = common.open_store()
-    cluster = common.choose_cluster(store, given.cluster)
+    store, cluster = common.open_cluster(given.cluster)
     place = f"the provider of cluster {cluster.name!r} is {cluster.spec.provider}"
     given = given.apply_limits({cluster.system, running.launcher}, console.note, place)
     running = given.pick_options(Run)
-    resolved, spec, secrets = read_program(running)
+    resolved = actions_run.resolve_run(running, read_input(running))
+    spec, secrets = actions_run.make_spec(running, resolved.program)
     curve = bench.measure_scaling(
         *(store, cluster, console.report),
         spec=spec,
@@ -258,8 +256,7 @@ INTERVAL = 2.0
 
 
 def top(given: Top, console: Console) -> None:
-    store = common.open_store()
-    number = choose_number(given, store, console)
+    store, number = choose_number(given, console)
     frames = actions_top.watch(
         *(store, number, given.cluster, console.report),
         interval=given.interval or INTERVAL,

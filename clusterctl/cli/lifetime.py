@@ -21,8 +21,7 @@ from clusterctl.state.store import Store
 def extend(given: Extend, console: Console) -> None:
     if not given.ttl:
         raise UsageError("extend needs --ttl", hint="clusterctl extend --ttl 4h")
-    store = common.open_store()
-    chosen = common.choose_cluster(store, given.choose_name())
+    store, chosen = common.open_cluster(given.choose_name())
     consent = (lambda question: True) if given.yes else console.consent
     with console.show_waiting():
         cluster, dollars = lifetime.extend(store, chosen.name, given.ttl, console.report, consent)
@@ -35,8 +34,7 @@ def extend(given: Extend, console: Console) -> None:
 
 
 def stop(given: Stop, console: Console) -> None:
-    store = common.open_store()
-    chosen = common.choose_cluster(store, given.choose_name())
+    store, chosen = common.open_cluster(given.choose_name())
     ask = (lambda question: True) if given.yes else console.confirm
     with console.show_waiting():
         done = lifetime.stop(store, chosen.name, console.report, ask)

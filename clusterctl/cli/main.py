@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,7 +30,7 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.options import table
+from clusterctl.options import batch_systems, table
 from clusterctl.options.table import ARGUMENTS, GENERAL, Common, Option, Verb, name_prefix
 from clusterctl.options.verbs import CLUSTERS, FAMILIES, VERBS, Launch
 
@@ -192,46 +191,39 @@ JOBS = ("job", "first", "second", "wanted")
 
 
 def make_completer(key: str) -> Callable[[Any, list[str], str], list[str]]:
-    """What Typer calls for the value of the option or argument with that key."""
+    """What Typer calls for the value of the option or argument with that key: the words that begin
+    as what was typed; none where the shell's own files will do."""
 
     def offer(context: Any, words: list[str], begun: str) -> list[str]:
-        return _offer(context, key, begun)
+        from clusterctl.actions import completions
+
+        verb, given = getattr(context.command, "path", ""), context.params
+        found: list[str] = []
+        if key == "cluster" or (key == "name" and not verb.startswith(("image", "data"))):
+            found = completions.list_clusters()
+        elif key in JOBS:
+            others = completions.list_clusters() if key == "wanted" else []
+            found = completions.list_jobs() + others
+        elif key == "node" or (verb, key) == ("forward", "target"):
+            colon = ":" if verb == "forward" else ""
+            found = [f"{name}{colon}" for name in completions.list_nodes(given.get("cluster"))]
+        elif key == "names" and verb.startswith("data"):
+            files = _list_files(begun) if verb == "data push" else []
+            found = completions.list_data_sets() + files
+        elif key == "command" and verb in ("run", "launch") and not given.get("command"):
+            found = completions.list_programs() + _list_files(begun)
+        return [word for word in found if word.startswith(begun)]
 
     return offer
 
 
-def _offer(context: Any, key: str, begun: str) -> list[str]:
-    """The words that begin as what was typed; none where the shell's own files will do."""
-    from clusterctl.actions import completions
-
-    verb = getattr(context.command, "path", "")
-    found: list[str] = []
-    if key == "cluster" or (key == "name" and not verb.startswith(("image", "data"))):
-        found = completions.list_clusters()
-    elif key in JOBS:
-        found = completions.list_jobs() + (completions.list_clusters() if key == "wanted" else [])
-    elif key == "node" or (verb, key) == ("forward", "target"):
-        colon = ":" if verb == "forward" else ""
-        found = [f"{name}{colon}" for name in completions.list_nodes(context.params.get("cluster"))]
-    elif key == "names" and verb.startswith("data"):
-        found = completions.list_data_sets() + (_list_files(begun) if verb == "data push" else [])
-    elif key == "command" and verb in ("run", "launch") and not context.params.get("command"):
-        found = completions.list_programs() + _list_files(begun)
-    return [word for word in found if word.startswith(begun)]
-
-
 def _list_files(begun: str) -> list[str]:
-    """Files and folders here whose path begins so."""
-    folder, _, name = begun.rpartition("/")
-    base = Path(folder or ("/" if begun.startswith("/") else ".")).expanduser()
-    try:
-        with os.scandir(base) as entries:
-            found = [(entry.name, entry.is_dir()) for entry in entries]
-    except OSError:
-        return []
-    head = f"{folder}/" if "/" in begun else ""
-    shown = (item for item in found if item[0].startswith(name) and (name or item[0][0] != "."))
-    return sorted(f"{head}{entry}{'/' * is_folder}" for entry, is_folder in shown)
+    """Files and folders whose path begins so."""
+    import glob  # on TAB alone
+
+    start = os.path.expanduser(begun)
+    found = glob.glob(f"{glob.escape(start)}*")
+    return sorted(begun + path[len(start) :] + "/" * os.path.isdir(path) for path in found)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -436,9 +428,11 @@ def explain(error: BaseException, arguments: list[str]) -> tuple[str, str]:
     hint = f"`{path} --help` shows its options"
     kind, option = type(error).__name__, getattr(error, "option_name", "")
     if kind == "NoSuchOption":
-        if path.endswith(" up") and option == "-n":
-            return f"unknown option {option}", "did you mean --workers?"
-        close = get_close_matches(option, getattr(error, "possibilities", None) or (), n=1)
+        command = getattr(context, "command", None)
+        own = command.verb.spellings() if isinstance(command, Command) else {}
+        meant = {"-n": "--workers", **batch_systems.SHORT}.get(option)
+        others = getattr(error, "possibilities", None) or ()
+        close = [meant] if meant in own else get_close_matches(option, others, n=1)
         return f"unknown option {option}", f"did you mean {close[0]}?" if close else hint
     message = str(getattr(error, "message", error))
     if kind == "BadOptionUsage" and "does not take" in message:
@@ -502,13 +496,6 @@ def _run(arguments: list[str]) -> int:
 
 def _conclude(console: Console, arguments: list[str], error: BaseException) -> int:
     """The exit code of a command line that an error has ended, after that has been said."""
-    if isinstance(error, ClusterctlError):
-        error = _explain_missing(error)
-        # What a person mistyped needs no log; what went wrong elsewhere does.
-        elsewhere = error.exit_code not in (UsageError.exit_code, RecordError.exit_code)
-        path = _log(arguments, "\n".join((*console.story, error.message))) if elsewhere else ""
-        console.error(error.message, error.hint, error.exit_code, path)
-        return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         # Python remembers a Ctrl-C that passed through an exec() of text, as dataclasses make while
         # they load, and would end by SIGINT instead of this code; any other exec() clears that.
@@ -517,22 +504,48 @@ def _conclude(console: Console, arguments: list[str], error: BaseException) -> i
         name = getattr(error, "name", "Ctrl-C")
         console.error(f"stopped by {name}", console.after_interrupt, code)
         return code
-    if isinstance(error, SystemExit):
-        # Typer turns a broken pipe into an exit of its own.
-        if isinstance(error.__context__, BrokenPipeError):
-            return _end_unheard()
-        return error.code if isinstance(error.code, int) else 1
-    if isinstance(error, BrokenPipeError):
+    # Typer turns a broken pipe into an exit of its own.
+    if isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
         return _end_unheard()
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    show = getattr(error, "format_message", None)
+    if show and type(error).__name__ == "NoArgsIsHelpError":
+        print(show(), flush=True)
+        return 0
+    if show and "--json" in arguments:
+        console.set(json=True)  # the parser stopped before the verb could say so
+    found = _explain(error, arguments)
+    # What a person mistyped needs no log; what went wrong elsewhere does.
+    own, trace = isinstance(error, ClusterctlError), traceback.format_exc()
+    mistake = found.exit_code in (UsageError.exit_code, RecordError.exit_code) and (own or show)
+    story = "\n".join((*console.story, found.message)) if own else trace
+    path = "" if mistake else _log(arguments, story)
+    if type(found) is ClusterctlError:
+        if console.verbose:
+            sys.stderr.write(trace)
+        found.hint = f"details are in {path}" if path else "--verbose shows the details"
+        path = ""
+    console.error(found.message, found.hint, found.exit_code, path)
+    return found.exit_code
+
+
+def _explain(error: BaseException, arguments: list[str]) -> ClusterctlError:
+    """What ended a command line as an error of ours; one of no other class is a bug."""
+    if isinstance(error, ClusterctlError):
+        return _explain_missing(error)
+    if hasattr(error, "format_message"):
+        message, hint = explain(error, arguments)
+        return UsageError(message, hint=hint)
     if isinstance(error, OSError) and error.errno in FULL:
         _drop_output()
-        ours = error.filename and error.errno != errno.EROFS
-        code = (ProviderError if ours else UsageError).exit_code
-        path = _log(arguments, traceback.format_exc())
-        message = f"cannot write {error.filename or 'the output'}: {error.strerror}"
-        console.error(message, "free some space there", code, path)
-        return code
-    return _report_other(console, arguments, error)
+        kind = ProviderError if error.filename and error.errno != errno.EROFS else UsageError
+        what = f"cannot write {error.filename or 'the output'}: {error.strerror}"
+        return kind(what, hint="free some space there")
+    bug = ClusterctlError(f"a bug in clusterctl: {type(error).__name__}: {error}")
+    return explain_input(error, _is_in_a_folder()) or bug
 
 
 def _explain_missing(error: ClusterctlError) -> ClusterctlError:
@@ -572,30 +585,6 @@ def _drop_output() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
-def _report_other(console: Console, arguments: list[str], error: BaseException) -> int:
-    """What is not ours: a mistake on the command line, found by Typer's parser, or a bug."""
-    show = getattr(error, "format_message", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(show() if show else "", flush=True)
-        return 0
-    if show is not None:
-        if "--json" in arguments:
-            console.set(json=True)  # the parser stopped before the verb could say so
-        code = int(getattr(error, "exit_code", 2))
-        console.error(*explain(error, arguments), code)
-        return code
-    if type(error).__name__ == "Abort":
-        console.error("stopped", "", 130)
-        return 130
-    if type(error).__name__ == "Exit":
-        return int(getattr(error, "exit_code", 0))
-    if found := explain_input(error, _is_in_a_folder()):
-        path = _log(arguments, traceback.format_exc())
-        console.error(found.message, found.hint, found.exit_code, path)
-        return found.exit_code
-    return _report_bug(console, arguments, error)
-
-
 def _is_in_a_folder() -> bool:
     try:
         return bool(os.getcwd())
@@ -621,19 +610,6 @@ def explain_input(error: BaseException, in_a_folder: bool) -> UsageError | None:
     if isinstance(error, ValueError) and "integer string conversion" in str(error):
         return UsageError("a number has too many digits", hint="check the files that you gave")
     return None
-
-
-def _report_bug(console: Console, arguments: list[str], error: BaseException) -> int:
-    trace = traceback.format_exc()
-    path = _log(arguments, trace)
-    if console.verbose:
-        sys.stderr.write(trace)
-    console.error(
-        f"a bug in clusterctl: {type(error).__name__}: {error}",
-        f"details are in {path}" if path else "--verbose shows the details",
-        1,
-    )
-    return 1
 
 
 def _log(arguments: list[str], text: str) -> str:

@@ -532,21 +532,21 @@ def document(job: Job) -> dict[str, Any]:
 
 
 def choose_number(
-    given: Logs | Cancel | Fetch | Doctor | Top | Rerun,
-    store: Store,
-    console: Console,
-) -> int:
-    """That of the job that is meant; which one it is is said where none was named."""
-    if given.job is not None:
-        return given.job
-    from clusterctl.actions import jobs
+    given: Logs | Cancel | Fetch | Doctor | Top | Rerun, console: Console
+) -> tuple[Store, int]:
+    """The records, and the number of the job that is meant; which one it is is said where none was
+    named."""
+    from clusterctl.actions import common, jobs
     from clusterctl.options.verbs import Cancel, Rerun
 
+    store = common.open_store()
+    if given.job is not None:
+        return store, given.job
     # `rerun` names the cluster where it is to run, not the one where it ran.
     where = None if isinstance(given, Rerun) else given.cluster
     last = jobs.find_last_job(store, where, open_first=isinstance(given, Cancel))
     console.report(f"job {last.id}: {quote_command(last)}")
-    return last.id
+    return store, last.id
 
 
 def quote_command(job: Job) -> str:

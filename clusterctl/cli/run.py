@@ -13,7 +13,6 @@ import stat
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import UsageError
 from clusterctl.options import batch_systems
-from clusterctl.options.verbs import Rerun, Run, find_limit
+from clusterctl.options.verbs import Rerun, Run
 from clusterctl.project.program import Resolved
 from clusterctl.project.tree import Stdin
 from clusterctl.state.store import Store
@@ -49,13 +48,17 @@ CHUNK = 1 << 20
 """Bytes that are read at a time."""
 
 
-def read_stdin(*, piped: bool, limit: int = 0) -> Stdin | None:
+def read_input(given: Run) -> Stdin | None:
+    """What `run` gives to rank 0. Raises UsageError for more than --max-stage allows."""
+    return read_stdin(piped=given.stdin, limit=given.max_stage or LARGEST_INPUT)
+
+
+def read_stdin(*, piped: bool, limit: int = LARGEST_INPUT) -> Stdin | None:
     """A file that the shell has opened for this command; with `piped`, all that comes until its
-    end. None: rank 0 gets nothing. `limit`: bytes; 0: the usual one.
+    end. None: rank 0 gets nothing. `limit`: bytes.
 
     Raises UsageError for more than that, and for `piped` where there is nothing to read from.
     """
-    limit = limit or LARGEST_INPUT
     mode = _find_mode()
     if not mode or (piped and os.isatty(FILE)):
         if piped:
@@ -152,32 +155,26 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
     """`stdin`: what was read from standard input already."""
     if not (given.python_module or given.command or given.interactive):
         raise UsageError("nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-    store = common.open_store()
-    chosen = _choose(store, given.cluster)
-    circumstances = _list_circumstances(given, chosen)
+    store, chosen = common.open_cluster(given.cluster)
     place = f"the provider of cluster {chosen.name!r} is {chosen.spec.provider}"
-    given = given.apply_limits(circumstances, console.note, place)
+    given = given.apply_limits(_list_circumstances(given, chosen), console.note, place)
     if given.interactive:
         _open_terminal(given, console, store, chosen)
         return
-    try:
-        resolved, spec, secrets = read_program(given, stdin)
-        if given.once:
-            _check_once(given, resolved)
-            spec = replace(spec, ranks=1, ranks_per_node=0, nodes=0)
-        node_loss.check_node_loss(spec.on_node_loss, chosen)
-        needs = "none" if given.emit else given.requirements
+    resolved = actions_run.resolve_run(given, stdin or read_input(given))
+    spec, secrets = actions_run.make_spec(given, resolved.program)
+    if given.once:
+        _check_once(given, resolved)
+    node_loss.check_node_loss(spec.on_node_loss, chosen)
+    needs = "none" if given.emit else given.requirements
 
-        def plan(number: int) -> Prepared:
-            return actions_run.prepare(
-                chosen, spec, resolved, secrets, number=number, requirements=needs
-            )
+    def plan(number: int) -> Prepared:
+        return actions_run.prepare(
+            chosen, spec, resolved, secrets, number=number, requirements=needs
+        )
 
-        with console.show_waiting(doing="preparing the program, and building its project"):
-            prepared = plan(store.read_next_job_id())
-    except UsageError as error:
-        error.hint = _suggest_queue(given, circumstances, error) or error.hint
-        raise
+    with console.show_waiting(doing="preparing the program, and building its project"):
+        prepared = plan(store.read_next_job_id())
     if given.emit:
         if stdin := resolved.tree.stdin:
             raise UsageError(
@@ -192,38 +189,6 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
         _start(console, store, prepared, given.detach)
 
 
-def read_program(
-    given: Run, stdin: Stdin | None = None
-) -> tuple[Resolved, JobSpec, dict[str, str]]:
-    """The program with its tree, what was given about it, and secrets from files."""
-    module, files = given.python_module or None, given.env_file
-    resolved = actions_run.resolve_run(
-        *(list(given.command), module, given.stage, files, given.source, given.max_stage),
-        include=given.include,
-        stdin=stdin or read_stdin(piped=given.stdin, limit=given.max_stage),
-        once=given.once,
-    )
-    settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
-    resolved = replace(resolved, settings=settings)
-    variables, secrets = read_variables(given.variables, files)
-    spec = replace(
-        _make_spec(given, resolved.program),
-        env=variables,
-        secret_names=tuple(sorted(secrets)),
-        env_files=tuple(str(path.absolute()) for path in files),
-    )
-    return resolved, spec, secrets
-
-
-def _choose(store: Store, cluster: str | None) -> Cluster:
-    if cluster is not None and cluster.isdigit():
-        raise UsageError(
-            f"-c {cluster}: -c takes the name of a cluster",
-            hint=f"Slurm's -c is --cpus-per-task {cluster}",
-        )
-    return common.choose_cluster(store, cluster)
-
-
 def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
     """Which of those of `limits` hold for this command line."""
     doing = {
@@ -235,10 +200,6 @@ def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
     }
     ways = [word for word, wanted in doing.items() if wanted]
     return {chosen.system, given.launcher, *ways, *(f"{word} {chosen.system}" for word in ways)}
-
-
-def _make_spec(given: Run, program: Program) -> JobSpec:
-    return JobSpec(program=program, native=given.collect_native(), **given.pick_fields(JobSpec))
 
 
 def _check_once(given: Run, resolved: Resolved) -> None:
@@ -261,7 +222,7 @@ def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) 
     from clusterctl.actions.run import plan_terminal  # not for a job
 
     program = Program(kind=ProgramKind.BINARY, target="interactive")
-    spec = _make_spec(given, program)
+    spec, _ = actions_run.make_spec(given, program)
     argv, folder = plan_terminal(store, chosen, spec, _drop_dashes(given.command))
     if not given.dry_run:
         raise typer.Exit(process.run_in_foreground(argv, cwd=folder))
@@ -272,16 +233,6 @@ def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) 
 def _drop_dashes(words: tuple[str, ...]) -> list[str]:
     """Without the `--` that says that a command follows."""
     return list(words[words[:1] == ("--",) :])
-
-
-def _suggest_queue(given: Run, circumstances: set[str], error: UsageError) -> str:
-    """What somebody meant who wrote `-q NAME` as for sbatch or qsub."""
-    queues = [
-        name for name in batch_systems.DASH_Q if find_limit("run", name, circumstances) is None
-    ]
-    if not (queues and given.quiet and given.command and "no script" in error.message):
-        return ""
-    return f"-q is --quiet; did you mean {queues[0]} {shlex.quote(_drop_dashes(given.command)[0])}?"
 
 
 def _emit(console: Console, prepared: Prepared, kind: str) -> None:
@@ -354,8 +305,7 @@ def rerun(given: Rerun, console: Console) -> None:
             f"rerun gives the program the standard input of the earlier job, not {other.name}",
             hint="use `clusterctl run`, or leave it out",
         )
-    store = common.open_store()
-    job = choose_number(given, store, console)
+    store, job = choose_number(given, console)
     stored = [Path(name) for name in store.read_job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = read_variables(given.variables, files)

@@ -26,8 +26,6 @@ class BatchOptions:
     passed: Mapping[str, Declare]
     """By its spelling, the kind of each option of `run` that it takes as it is, beside those that
     all batch systems have. Where several have one, it is of the same kind."""
-    dash_q: str
-    """The option that its users mean by -q, which is --quiet here."""
     sizes: tuple[str, ...] = ()
     """Those of its options that say how many ranks there are."""
     short: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +57,6 @@ BATCH_SYSTEMS = {
             **dict.fromkeys(("--partition", "--signal"), text),
         },
         limits={"--mpi": table.SRUN, "--signal": table.SUPERVISED},
-        dash_q="--qos",
         short={"-N": "--nodes", "-p": "--partition", "-t": "--time"},
     ),
     "sge": BatchOptions(
@@ -70,7 +67,6 @@ BATCH_SYSTEMS = {
             "-l": partial(texts, help="", metavar="NAME=VALUE"),
             **dict.fromkeys(("--queue", "--project"), text),
         },
-        dash_q="--queue",
         sizes=("-pe",),
         slots="request slots with -pe NAME SLOTS",
         instead={

@@ -19,7 +19,6 @@ ALL = tuple(BATCH_SYSTEMS)
 FLAGS = {f"--{name}": name for name in BATCH_SYSTEMS}
 """Of `attach`, with the batch system of each."""
 SHORT = {word: flag for row in BATCH_SYSTEMS.values() for word, flag in row.short.items()}
-DASH_Q = tuple(row.dash_q for row in BATCH_SYSTEMS.values())
 SIZES = tuple(flag for row in BATCH_SYSTEMS.values() for flag in row.sizes)
 _SLOTS = {name: row.slots for name, row in BATCH_SYSTEMS.items() if row.slots}
 

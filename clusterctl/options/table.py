@@ -410,11 +410,15 @@ class Verb:
             Verb.known[words] = cls
 
     def __init__(
-        self, values: Mapping[str, Any], typed: Collection[str], settings: Mapping[str, str]
+        self,
+        values: Mapping[str, Any],
+        typed: Collection[str] = (),
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`values` by key; `typed`: the keys on the command line; `settings`: where the others are
-        set, "" for a setting that is for all verbs."""
-        self.values, self.typed, self.settings = dict(values), frozenset(typed), settings
+        """`values` of what was given, by key; `typed`: the keys on the command line; `settings`:
+        where the others are set, "" for a setting that is for all verbs."""
+        self.values = {key: option.empty for key, option in self.options().items()} | {**values}
+        self.typed, self.settings = frozenset(typed), settings
 
     @classmethod
     @cache
@@ -481,10 +485,9 @@ class Verb:
 
     def pick_options(self, verb: type[Given], **values: Any) -> Given:
         """What was given of another verb's options, by their keys, and `values` besides."""
-        own = self.options()
+        others = verb.options()
         taken = {
-            key: self.values[key] if own.get(key) is item else item.empty
-            for key, item in verb.options().items()
+            key: self.values[key] for key, it in self.options().items() if others.get(key) is it
         }
         return verb({**taken, **values}, self.typed, self.settings)
 

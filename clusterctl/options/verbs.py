@@ -387,14 +387,6 @@ class Started(Common):
             if cls.read_word(word)[0] == "-m":
                 index += cls.count_words(word)
                 return [*words[:index], "--", *words[index:]]
-            if word == "-np":
-                count = next(iter(words[index + 1 :]), "N")
-                raise UsageError("unknown option -np", hint=f"did you mean `-n {count}`?")
-            if word[:2] in batch_systems.SHORT and word != "-pe":
-                raise UsageError(
-                    f"unknown option {word[:2]}",
-                    hint=f"did you mean {batch_systems.SHORT[word[:2]]}?",
-                )
             index += cls.count_words(word)
         return words
 

@@ -9,7 +9,6 @@ OPTIONS = BatchOptions(
     title="OAR",
     emits="oarsub",
     passed={"--property": text, "--queue": text},  # Grid Engine has a --queue, too
-    dash_q="--queue",
     short={"-r": "--time"},
     instead={"--constraint": "--property EXPRESSION"},
 )

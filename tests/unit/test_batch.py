@@ -202,7 +202,7 @@ def test_why_a_job_begins_again(changes: dict[str, Any], attempt: int, said: str
 @rows("words, hint", "batch.short_options_of_a_batch_system")
 def test_short_options_of_a_batch_system(call: Call, words: list[str], hint: str) -> None:
     store = open_store()
-    store.save(site("sge" if "--queue" in hint else "slurm"))
+    store.save(site("slurm"))
     said = call("run", *words)
     assert said.code == 2
     assert hint in said.err.partition("→")[2]

@@ -18,6 +18,7 @@ from clusterctl.actions.run import run as run_once
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Charge
 from clusterctl.errors import LaunchError, NodeUnreachable, UsageError
+from clusterctl.options.verbs import Run
 from tests.unit.calling import Call
 from tests.unit.making import spec
 from tests.unit.staged import Staged, lab
@@ -101,7 +102,7 @@ def run(
     site: Staged, tmp_path: Path, policy: str, **changes: Any
 ) -> tuple[Job | NodeUnreachable | LaunchError, list[str], str]:
     """How it ended, what was said, and what the ranks printed."""
-    program = resolve_run([str(tmp_path / "tree" / "program")], None, None)
+    program = resolve_run(Run({"command": (str(tmp_path / "tree" / "program"),)}))
     what = spec(program=program.program, on_node_loss=policy, secret_names=("SECRET",), **changes)
     secrets = {"SECRET": "hunter2"}
     number = site.store.reserve_job_id()
@@ -128,7 +129,7 @@ def run(
 
 def run_away(site: Staged, tmp_path: Path, policy: str) -> None:
     """The same, with a clusterctl that reads the end of the job and does nothing about it."""
-    program = resolve_run([str(tmp_path / "tree" / "program")], None, None)
+    program = resolve_run(Run({"command": (str(tmp_path / "tree" / "program"),)}))
     what = spec(program=program.program, on_node_loss=policy)
     number = site.store.reserve_job_id()
     prepared = prepare(site.where, what, program, {}, number=number)

@@ -15,6 +15,7 @@ from clusterctl.actions import run
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import JobSpec
 from clusterctl.core.model import Cluster
+from clusterctl.options.verbs import Run
 from clusterctl.project.program import Resolved
 from tests.unit import batch_here
 from tests.unit.calling import Call
@@ -130,7 +131,7 @@ def test_a_queue_that_refuses_a_job_names_the_verb_that_shows_what_there_is(
 def test_a_job_whose_number_another_command_has_taken_is_planned_anew() -> None:
     """Its number is in the paths of its plan."""
     store, where = open_store(), cluster()
-    resolved = run.resolve_run(["reduce_all.py"], None, None)
+    resolved = run.resolve_run(Run({"command": ("reduce_all.py",)}))
     plan = partial(_prepare, where, resolved)
     assert run.claim_number(store, plan(store.read_next_job_id()), plan).job.id == 1
     planned = plan(store.read_next_job_id())
