@@ -177,6 +177,7 @@ class Option(Generic[T]):
     """An option, or an argument where `flags` is "". On an object of a verb it is its value.
 
     Args:
+        named: How the help names a value where `metavar` does not.
         empty: The value where none is given.
         alone: The value of one that may stand without a value, as a flag does.
         many: May be repeated; `words`: how many words a value has.
@@ -191,6 +192,7 @@ class Option(Generic[T]):
         help: str = "",
         metavar: str = "",
         *,
+        named: str = "",
         empty: T,
         check: ReadValue = lambda text, option: text,
         alone: str = "",
@@ -203,7 +205,7 @@ class Option(Generic[T]):
         self.flags = tuple(flags.split())
         self.group, self.empty, self.check = group, empty, check
         self.alone = alone
-        self.metavar, self.many, self.words, self.env = metavar, many, words, env
+        self.metavar, self.many, self.words, self.env = metavar or named, many, words, env
         declared = group.limits if limits is None else limits
         declared = (declared,) if isinstance(declared, Limit) else declared
         self.limits = tuple(limit.name_providers(self.flag) for limit in declared)
@@ -285,14 +287,6 @@ def _name_providers(declared: Iterable[Limit], group: Group, flag: str) -> str:
 # ------------------------------------------------------------------------------------- kinds
 
 
-def flag(flags: str, group: Group, help: str = "", **more: Any) -> Option[bool]:
-    return Option(flags, group, help, empty=False, **more)
-
-
-def text(flags: str, group: Group, help: str = "", metavar: str = "", **more: Any) -> Option[str]:
-    return Option(flags, group, help, metavar, empty="", **more)
-
-
 def choice(
     flags: str, group: Group, help: str, *known: str, empty: str = "", **more: Any
 ) -> Option[str]:
@@ -300,76 +294,23 @@ def choice(
     return Option(flags, group, help, "|".join(known), empty=empty, check=check, **more)
 
 
-def texts(
-    flags: str, group: Group, help: str, metavar: str, **more: Any
-) -> Option[tuple[str, ...]]:
-    return Option(flags, group, help, metavar, empty=(), many=True, **more)
-
-
-def words(
-    flags: str, group: Group, help: str, metavar: str = "A,B", check: ReadValue = names, **more: Any
-) -> Option[tuple[Any, ...]]:
-    """A list of words in one, with commas."""
-    return Option(flags, group, help, metavar, empty=(), check=check, **more)
-
-
-def maybe(flags: str, group: Group, help: str, metavar: str, **more: Any) -> Option[str | None]:
-    """A text that may be empty: None where it is not given."""
-    return Option(flags, group, help, metavar, empty=None, **more)
-
-
-def file(
-    flags: str, group: Group, help: str, metavar: str = "FILE", **more: Any
-) -> Option[Path | None]:
-    return Option(flags, group, help, metavar, empty=None, check=values.path, **more)
-
-
-def files(flags: str, group: Group, help: str, metavar: str = "FILE") -> Option[tuple[Path, ...]]:
-    return Option(flags, group, help, metavar, empty=(), many=True, check=values.path)
-
-
-def number(
-    flags: str,
-    group: Group,
-    help: str,
-    metavar: str = "N",
-    check: ReadValue = values.at_least_one,
-    **more: Any,
-) -> Option[int]:
-    """A whole number; 0 where there is none."""
-    return Option(flags, group, help, metavar, empty=0, check=check, **more)
-
-
-def whole(
-    flags: str,
-    group: Group,
-    help: str,
-    metavar: str = "N",
-    check: ReadValue = values.at_least_zero,
-    **more: Any,
-) -> Option[int | None]:
-    """A whole number that may be 0; None where there is none."""
-    return Option(flags, group, help, metavar, empty=None, check=check, **more)
-
-
-def span(
-    flags: str, group: Group, help: str, check: ReadValue = values.duration, **more: Any
-) -> Option[float]:
-    """A time, in seconds."""
-    return Option(flags, group, help, "TIME", empty=more.pop("empty", 0.0), check=check, **more)
-
-
-def amount(
-    flags: str,
-    group: Group,
-    help: str,
-    metavar: str,
-    check: ReadValue,
-    empty: float = 0.0,
-    **more: Any,
-) -> Option[float]:
-    """A number with a fraction: of seconds, of dollars."""
-    return Option(flags, group, help, metavar, empty=empty, check=check, **more)
+flag = partial(Option[bool], empty=False)
+text = partial(Option[str], empty="")
+texts = partial(Option[tuple[str, ...]], empty=(), many=True)
+words = partial(Option[tuple[Any, ...]], named="A,B", empty=(), check=names)
+"""A list of words in one, with commas."""
+maybe = partial(Option[str | None], empty=None)
+"""A text that may be empty: None where it is not given."""
+file = partial(Option[Path | None], named="FILE", empty=None, check=values.path)
+files = partial(Option[tuple[Path, ...]], named="FILE", empty=(), many=True, check=values.path)
+number = partial(Option[int], named="N", empty=0, check=values.at_least_one)
+"""A whole number; 0 where there is none."""
+whole = partial(Option[int | None], named="N", empty=None, check=values.at_least_zero)
+"""A whole number that may be 0; None where there is none."""
+amount = partial(Option[float], empty=0.0)
+"""A number with a fraction: of seconds, of dollars."""
+span = partial(amount, named="TIME", check=values.duration)
+"""A time, in seconds."""
 
 
 # ------------------------------------------------------------------------------------- verbs

@@ -115,7 +115,9 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "NAME",
     )
     workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
-    ttl = span("--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", life_time)
+    ttl = span(
+        "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", check=life_time
+    )
     shared = text(
         "--shared",
         MACHINE,
@@ -132,7 +134,8 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         limits=table.IMAGE,
     )
     gpus = words(
-        *("--gpus", MACHINE, "This machine's GPUs for the workers", "0,1|all", indices),
+        *("--gpus", MACHINE, "This machine's GPUs for the workers", "0,1|all"),
+        check=indices,
         limits=table.DOCKER,
     )
     gpu = texts(
@@ -167,9 +170,11 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--instance-connect", EC2, "Connect through an endpoint of AWS, where SSH is closed"
     )
     max_hourly = amount(
-        "--max-hourly", EC2, "Refuse a cluster that costs more per hour", "USD", budget
+        "--max-hourly", EC2, "Refuse a cluster that costs more per hour", "USD", check=budget
     )
-    budget = amount("--budget", EC2, "Shut down before it costs more than this", "USD", budget)
+    budget = amount(
+        "--budget", EC2, "Shut down before it costs more than this", "USD", check=budget
+    )
     idle = Option[float | None](
         *("--idle", EC2, "End workers that are unused for this long (default: 1h)", "TIME|off"),
         empty=None,
@@ -297,7 +302,7 @@ class Extend(Named, heading=CLUSTERS, module="lifetime"):
     """Move the deadline of a cluster. An earlier deadline needs your consent."""
 
     examples = ("clusterctl extend --ttl 4h",)
-    ttl = span("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", life_time)
+    ttl = span("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", check=life_time)
     yes = YES
 
 
@@ -848,7 +853,7 @@ class Ssh(Common, heading=MACHINES, module="access"):
         OPTIONS,
         "With --json: stop the command after this time (default: 600)",
         "SECONDS",
-        seconds,
+        check=seconds,
         empty=600.0,
         limits=table.limit_to("json"),
     )
@@ -873,7 +878,7 @@ class Cp(Common, heading=MACHINES, module="access"):
     source = text("", ARGUMENTS, "Path here, or NODE:PATH", "SOURCE")
     target = text("", ARGUMENTS, "NODE:PATH, or a path here", "TARGET")
     timeout = amount(
-        "--timeout", OPTIONS, "Time limit (default: 3600)", "SECONDS", seconds, empty=3600.0
+        "--timeout", OPTIONS, "Time limit (default: 3600)", "SECONDS", check=seconds, empty=3600.0
     )
 
 
