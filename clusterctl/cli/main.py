@@ -406,7 +406,7 @@ def read_options(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     Raises UsageError for what it does not take, after --json has had its effect."""
     verb, settings = VERBS[path], table.read_settings(group_by_word())
     options = verb.options()
-    left = [option for key, option in options.items() if parsed[key] in (None, False, ())]
+    left = [key for key in options if parsed[key] in (None, False, ())]
     found = table.find_settings((path.partition(" ")[0], *verb.settings_of), left, settings)
     raw = {**parsed, **{key: setting.value for key, setting in found.items()}}
     Console.get_current().set(json=raw["json"], quiet=raw["quiet"], verbose=raw["verbose"])

@@ -13,9 +13,11 @@ import copy
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
@@ -527,23 +529,16 @@ FILE = "clusterctl.toml"
 
 def find_files() -> tuple[Path, ...]:
     """The settings files there are, weakest first: the user's, then the nearest one upwards."""
-    base = os.environ.get("XDG_CONFIG_HOME")
-    found = []
-    try:
-        user = (Path(base) if base else Path.home() / ".config") / "clusterctl" / FILE
-        if user.is_file():
-            found.append(user)
-    except (RuntimeError, OSError):
-        pass  # without a home folder there are no user settings
-    try:
-        here = Path.cwd()
-    except OSError:
-        return tuple(found)
-    for folder in (here, *here.parents):
-        if (folder / FILE).is_file():
-            found.append(folder / FILE)
-            break
-    return tuple(found)
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    folders: list[Path] = []
+    with suppress(OSError):  # the current folder is gone
+        folders = [Path.cwd(), *Path.cwd().parents]
+    nearest = (folder / FILE for folder in folders if os.path.isfile(folder / FILE))
+    return tuple(
+        path
+        for path in (Path(base, "clusterctl", FILE), *islice(nearest, 1))
+        if os.path.isfile(path)
+    )
 
 
 class Setting(NamedTuple):
@@ -562,28 +557,27 @@ Settings = Mapping[str, Mapping[str, Setting]]
 
 
 def read_settings(verbs: OptionsByVerb) -> Settings:
-    """What the settings files say.
+    """What the settings files and the variables say.
 
-    Raises UsageError naming the file for a key that no verb has, and for a value of the wrong kind.
+    Raises UsageError naming the place for what no verb has, and for a value of the wrong kind.
     """
-    _check_variables(verbs)
     merged: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
-    for path in find_files():
-        for verb, key, setting in _read_file(path, verbs):
+    for source in (*(_read_file(path, verbs) for path in find_files()), _read_variables(verbs)):
+        for verb, key, setting in source:
             merged[verb][key] = setting
     return merged
 
 
 def find_settings(
-    verbs: Sequence[str], options: Iterable[Option[Any]], settings: Settings
+    verbs: Sequence[str], keys: Iterable[str], settings: Settings
 ) -> dict[str, Setting]:
     """By key, what is set for options that the command line does not have: for the first of
     `verbs`, else for one that it stands for, else for all verbs."""
     found: dict[str, Setting] = {}
-    for option in options:
-        made = [item for verb in verbs if (item := find_setting(verb, option, settings))]
+    for key in keys:
+        made = [settings[verb][key] for verb in verbs if key in settings[verb]]
         if made:
-            found[option.key] = next((item for item in made if not item.general), made[0])
+            found[key] = next((item for item in made if not item.general), made[0])
     return found
 
 
@@ -605,20 +599,6 @@ def read_values(
             option.check_given(raw[key], label)
         values[key] = option.read(raw[key], label)
     return values
-
-
-def find_setting(verb: str, option: Option[Any], settings: Settings) -> Setting | None:
-    """An option's value where the command line has none: a variable's, else a settings file's."""
-    if not option.flags:
-        return None
-    for name in filter(None, (option.env, _name_variable(verb, option))):
-        if text := os.environ.get(name):
-            return Setting(_read_variable(name, text, option), name, general=name == option.env)
-    return settings.get(verb, {}).get(option.key)
-
-
-def _name_variable(verb: str, option: Option[Any]) -> str:
-    return f"{name_prefix(verb)}{option.key.upper()}"
 
 
 def name_prefix(verb: str) -> str:
@@ -645,17 +625,19 @@ def _make_flag(option: Option[Any], given: bool) -> Any:
     return (option.alone or True) if given else None if option.alone else False
 
 
-def _check_variables(verbs: OptionsByVerb) -> None:
-    """A variable CLUSTERCTL_VERB_OPTION that no verb has is a mistake like a key of the file."""
-    begin = tuple(map(name_prefix, verbs))
-    given = [name for name in os.environ if name.startswith(begin)]
-    known = {
-        _name_variable(verb, option): option
-        for verb, options in (verbs if given else {}).items()
-        for option in options.values()
-    }
-    for name in given:
+def _read_variables(verbs: OptionsByVerb) -> Iterator[tuple[str, str, Setting]]:
+    """What is set by CLUSTERCTL_VERB_OPTION, and by an option's own variable. One that no verb has
+    is a mistake like a key of the file."""
+    rows = [(verb, key, item) for verb, options in verbs.items() for key, item in options.items()]
+    own = {f"{name_prefix(verb)}{key.upper()}": (verb, key, item) for verb, key, item in rows}
+    for name in filter(lambda name: name.startswith(tuple(map(name_prefix, verbs))), os.environ):
+        known = {word: option for word, (_, _, option) in own.items()}
         _check_known(f"unknown variable {name}", name, known, "unset it")
+    shared = ((item.env, (verb, key, item)) for verb, key, item in rows if item.env)
+    for name, (verb, key, option) in (*own.items(), *shared):
+        if text := os.environ.get(name):
+            made = _read_variable(name, text, option)
+            yield verb, key, Setting(made, name, general=name == option.env)
 
 
 def _read_file(path: Path, verbs: OptionsByVerb) -> Iterator[tuple[str, str, Setting]]:
