@@ -77,7 +77,6 @@ class Console:
         moved: Callable[[], Moved] | None = None,
         *,
         only_copies: bool = False,
-        doing: str = "",
     ) -> Iterator[None]:
         """Meanwhile nobody has to guess whether something still happens: after so many seconds
         without a word (usually SILENCE), those before included, the last line of progress is
@@ -87,7 +86,6 @@ class Console:
             moved: Says how many bytes were copied, and how many are still to be (None: unknown).
                 While they grow, a terminal shows how fast.
             only_copies: Where nothing is copied, the caller has its own ways to say so.
-            doing: What happens meanwhile, if no line has said so.
         """
         silence = silence or SILENCE
         over = threading.Event()
@@ -108,7 +106,7 @@ class Console:
                     self.draw([escape(f"{self._format_time()}  {self._doing}{copied}")])
                 elif now - self._spoke >= silence:
                     step = escape_lines(self._doing).partition(";")[0]
-                    after = f"; last step: {step}" if step else f": {doing}" if doing else ""
+                    after = f"; last step: {step}" if step else ""
                     self._write_stderr(f"{self._format_time()}  still working{after}{copied}")
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")

@@ -26,7 +26,7 @@ from clusterctl.cli.console import Console, ago, can_redraw, escape, make_plain,
 from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
 from clusterctl.core.text import count
 from clusterctl.core.variables import redact, redact_arguments
-from clusterctl.errors import ClusterctlError, ProviderError, UsageError
+from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.actions.jobs import Fetched
@@ -448,23 +448,16 @@ def report_result(console: Console, latest: Callable[[], Job | None]) -> Iterato
                 signal.signal(number, leave)
     try:
         yield
-    except OSError as error:
-        if not isinstance(error, ClusterctlError):
-            _say_it_goes_on(console, latest())
-            raise
-        if job := latest():
-            _write_result(console, job, error.exit_code)
-        raise
-    except (ClusterctlError, KeyboardInterrupt) as error:
-        job = latest()
+    except (ClusterctlError, KeyboardInterrupt, OSError) as error:
+        job, ours = latest(), isinstance(error, (ClusterctlError, KeyboardInterrupt))
         if job and isinstance(error, (UsageError, ProviderError)) and not job.state.ended:
             # The record could not be written, so it does not tell how the job is.
             console.note(
                 f"no longer following job {job.id}; `clusterctl jobs` shows whether it still runs"
             )
-        elif job and isinstance(error, ClusterctlError):
+        elif not isinstance(error, (NodeUnreachable, KeyboardInterrupt)):
             _say_it_goes_on(console, job)
-        if job:
+        if job and ours:
             _write_result(console, job, getattr(error, "exit_code", EXIT_CANCELLED))
         raise
 

@@ -6,11 +6,12 @@ cron or to a terminal: without --stdin not one byte of it is read.
 
 from __future__ import annotations
 
-import array
+import fcntl
 import os
 import shlex
 import stat
 import sys
+import termios
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -84,31 +85,22 @@ def read_stdin(*, piped: bool, limit: int = LARGEST_INPUT) -> Stdin | None:
 def warn_of_pipe(console: Console) -> None:
     """That bytes wait in a pipe which nobody is going to read. They stay there."""
     mode = _find_mode()
-    if (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and _count_waiting():
-        console.warn(
-            "standard input is a pipe and is not passed to the program; `run --stdin` passes it"
-        )
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        with suppress(OSError):
+            if any(fcntl.ioctl(FILE, termios.FIONREAD, bytes(4))):
+                console.warn(
+                    "standard input is a pipe and is not passed to the program;"
+                    " `run --stdin` passes it"
+                )
 
 
 def _find_mode() -> int:
     """The type of what is there; 0 if it is closed, or open for writing alone (nohup)."""
-    import fcntl
-
     with suppress(OSError):
         writes = fcntl.fcntl(FILE, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
         if sys.__stdin__ is not None and not writes:  # else its number may be that of our own file
             return os.fstat(FILE).st_mode
     return 0
-
-
-def _count_waiting() -> int:
-    import fcntl
-    import termios
-
-    waiting = array.array("i", [0])
-    with suppress(OSError):
-        fcntl.ioctl(FILE, termios.FIONREAD, waiting)
-    return waiting[0]
 
 
 def _find_name() -> str:
@@ -173,7 +165,8 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             chosen, spec, resolved, secrets, number=number, requirements=needs
         )
 
-    with console.show_waiting(doing="preparing the program, and building its project"):
+    with console.show_waiting():
+        console.step("preparing the program, and building its project")
         prepared = plan(store.read_next_job_id())
     if given.emit:
         if stdin := resolved.tree.stdin:
