@@ -142,31 +142,33 @@ WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machines:
-    """Hosts from a file. `sudo` lets us install what is missing; the rest as in Login."""
+class Login:
+    """How we get in. "": the key and the name that ssh_config and agent have, and a folder in the
+    home there; all nodes of a batch system have to see it."""
 
-    file: Path
     user: str = ""
     identity: str = ""
     workdir: str = ""
-    sudo: bool = False
 
 
-def attach_hosts(store: Store, name: str, machines: Machines, report: Reporter) -> Cluster:
+def attach_hosts(
+    store: Store, name: str, file: Path, login: Login, sudo: bool, report: Reporter
+) -> Cluster:
     """Makes machines of the user's ready for jobs. Doing it again repairs, adds and removes.
+    `sudo` lets us install what is missing.
 
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
     check_name(name)
-    nodes = _read_hosts(machines.file, machines.user)
+    nodes = _read_hosts(file, login.user)
     with ClusterLock(store.home, name, "attach"):
-        before = prepare_record(store, name, "hosts", len(nodes), machines.identity)
+        before = prepare_record(store, name, "hosts", len(nodes), login.identity)
         # Which keys the hosts may show is found out anew.
         cluster = replace(before, nodes=nodes, host_keys={})
         _refuse_to_drop(before, cluster)
 
         def prepare(pool: Pool) -> Cluster:
-            return _prepare_hosts(store, cluster, machines, pool, report)
+            return _prepare_hosts(store, cluster, login.workdir, sudo, pool, report)
 
         cluster = _attach(store, cluster, prepare, report)
         store.add_event(name, "attached", nodes=len(nodes))
@@ -195,7 +197,7 @@ def _refuse_to_drop(before: Cluster, after: Cluster) -> None:
 
 
 def _prepare_hosts(
-    store: Store, cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
+    store: Store, cluster: Cluster, workdir: str, sudo: bool, pool: Pool, report: Reporter
 ) -> Cluster:
     folder = store.locate_folder(cluster.name) / "ssh"
     actions_access.forget(store, cluster)
@@ -208,10 +210,10 @@ def _prepare_hosts(
         transport = pool.find_transport(node.name)
         assert isinstance(transport, SshTransport)
         host_keys[node.name] = transport.read_host_key()
-    found, wrong = _probe(cluster, machines, pool, report)
+    found, wrong = _probe(cluster, workdir, sudo, pool, report)
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
-    hint = "" if machines.sudo else "; --bootstrap installs packages with sudo"
+    hint = "" if sudo else "; --bootstrap installs packages with sudo"
     _require_all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
     if different := _compare_mpi(cluster.nodes):
         report(different)
@@ -243,7 +245,7 @@ def _prepare_hosts(
 
 
 def _probe(
-    cluster: Cluster, machines: Machines, pool: Pool, report: Reporter
+    cluster: Cluster, workdir: str, sudo: bool, pool: Pool, report: Reporter
 ) -> tuple[dict[str, Node], list[NodeResult]]:
     """The nodes with what they have told of themselves, as far as our folder could be made there,
     and what is wrong with any."""
@@ -252,8 +254,8 @@ def _probe(
             "bootstrap/probe.sh.j2",
             node=node,
             id=cluster.id,
-            workdir=machines.workdir,
-            sudo=machines.sudo,
+            workdir=workdir,
+            sudo=sudo,
             packages={**bootstrap.REQUIRED, **WANTED},
             questions=facts.list_questions(
                 [node.python] * bool(node.python), only=bool(node.python)
@@ -262,7 +264,7 @@ def _probe(
         ).encode()
         for node in cluster.nodes
     }
-    limit = INSTALL_TIMEOUT if machines.sudo else ASK_TIMEOUT
+    limit = INSTALL_TIMEOUT if sudo else ASK_TIMEOUT
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=limit)
     wrong: list[NodeResult] = []
     lacking: list[NodeResult] = []
@@ -407,30 +409,20 @@ _NEEDED = {tool: REQUIRED[tool] for tool in ("flock", "tar", "stat", "awk")}
 """Commands that handing in a job takes on a login node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteLogin:
-    """Where the batch system's commands are: `host` "" is this machine; `identity` "" leaves the
-    key to ssh_config and agent, `user` "" the name."""
-
-    system: str
-    host: str = ""
-    user: str = ""
-    identity: str = ""
-    workdir: str = ""
-    """The folder that login and compute nodes share; "": `.clusterctl` in the home there."""
-
-
-def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> Cluster:
+def attach_site(
+    store: Store, name: str, system: str, host: str, login: Login, report: Reporter
+) -> Cluster:
     """Makes a batch system known. Doing it again looks at it anew and keeps its jobs.
+    Its commands are on `host`; "" is this machine.
 
     Raises NodeUnreachable, BootstrapError for missing commands and for a batch system that does not
     answer, UsageError where the folder is not shared.
     """
     check_name(name)
-    site = load_site(login.system)
+    site = load_site(system)
     with ClusterLock(store.home, name, "attach"):
-        cluster = prepare_record(store, name, login.system, 1, login.identity)
-        user, _, host = login.host.rpartition("@")
+        cluster = prepare_record(store, name, system, 1, login.identity)
+        user, _, host = host.rpartition("@")
         node = Node(
             name="login",
             role=Role.LOGIN,
@@ -443,9 +435,12 @@ def attach_site(store: Store, name: str, login: SiteLogin, report: Reporter) -> 
         )
         planned = replace(cluster, nodes=(node,))
         cluster = _attach(
-            store, planned, lambda pool: _survey_site(planned, site, login, pool, report), report
+            store,
+            planned,
+            lambda pool: _survey_site(planned, site, login.workdir, pool, report),
+            report,
         )
-        store.add_event(name, "attached", system=login.system, version=cluster.site_info["version"])
+        store.add_event(name, "attached", system=system, version=cluster.site_info["version"])
     return cluster
 
 
@@ -455,7 +450,7 @@ def suggest_size(cluster: Cluster) -> str:
 
 
 def _survey_site(
-    cluster: Cluster, site: BatchSite, login: SiteLogin, pool: Pool, report: Reporter
+    cluster: Cluster, site: BatchSite, workdir: str, pool: Pool, report: Reporter
 ) -> Cluster:
     node = cluster.launcher
     if not node.here:
@@ -464,7 +459,7 @@ def _survey_site(
         "batch/attach.sh.j2",
         name=cluster.name,
         id=cluster.id,
-        workdir=login.workdir,
+        workdir=workdir,
         files={
             "bin/survey": load_system(site.name).survey(),
             "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),

@@ -36,20 +36,17 @@ def attach(given: Attach, console: Console) -> None:
     store = common.open_store()
     key = str(identity.absolute()) if identity else ""
     wanted = given.choose_name() or DEFAULT_NAME
+    login = actions_attach.Login(user=user, identity=key, workdir=workdir)
     if given.hosts is not None:
-        machines = actions_attach.Machines(
-            file=given.hosts, user=user, identity=key, workdir=workdir, sudo=given.bootstrap
+        made = actions_attach.attach_hosts(
+            *(store, wanted, given.hosts, login, given.bootstrap, console.report)
         )
-        made = actions_attach.attach_hosts(store, wanted, machines, console.report)
         ready = (
             f"{count(len(made.nodes), 'host')}, {count(sum(n.slots for n in made.workers), 'slot')}"
         )
         size = ""
     else:
-        login = actions_attach.SiteLogin(
-            system=system, host=host, user=user, identity=key, workdir=workdir
-        )
-        made = actions_attach.attach_site(store, wanted, login, console.report)
+        made = actions_attach.attach_site(store, wanted, system, host, login, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
         size = f"{actions_attach.suggest_size(made)} "
     option = "" if made.name == DEFAULT_NAME else f"-c {made.name} "

@@ -171,6 +171,9 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
     (tmp_path / "deadline").write_text("1700000000\n300\n")
     with subprocess.Popen(["/bin/sh", tmp_path / name], stdin=subprocess.PIPE):
         kept = told()
+        late = replace(where.where, deadline=1.7e9 + 600)
+        other = status.read_status(where.store, late, live=True).warnings
+    assert any("and the record says" in line for line in other)
     assert [node.deadline for node in kept.nodes] == [1.7e9] * 3
     assert kept.warnings == ()
     [said] = told().warnings

@@ -124,6 +124,7 @@ def test_a_page_about_a_job(call: Call) -> None:
     assert "c0ffeec0ffee (second)" in cells
     assert "train.py --lr 0.1 --token *** &#39;a&lt;b&gt;|c&#39;" in cells
     curve = ["8", "loss", "0", "10", "0.25", "0.117647", "0.117647", "0.25"]
+    assert "61% of the median: too hot" in cells
     assert curve in [cells[at : at + len(curve)] for at in range(len(cells))]
 
 
