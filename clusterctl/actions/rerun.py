@@ -127,7 +127,7 @@ def _complete(
         )
     if lost:
         report(_describe_lost(old, lost))
-    return replace(source, here={name: f for name, f in here.items() if name not in copied})
+    return replace(source, here=here)
 
 
 def _describe_lost(old: Job, names: Sequence[str]) -> str:

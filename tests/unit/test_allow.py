@@ -45,7 +45,7 @@ class Firewalled(Cloud):
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         if "203.0.113.9/32" not in self.allowed:
-            raise SILENT
+            raise NodeUnreachable(SILENT.message)
 
 
 @pytest.fixture

@@ -153,6 +153,7 @@ def test_a_region_that_answers_with_an_error_is_not_the_end(account: Account, ca
     said = call("gc", "--region", "me-south-1")
     assert (said.code, account.asked[-1]) == (3, "me-south-1")
     assert "OptInRequired" in said.err
+    assert "no EC2 clusters" not in said.err, "nobody knows"
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

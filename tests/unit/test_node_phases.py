@@ -99,7 +99,7 @@ def test_the_steps_of_the_bootstrap_are_phases() -> None:
     phases, _ = begin("worker-1", "worker-2")
     sizes = {"worker-1": 400_000_000}
     told: list[str] = []
-    clock = iter([0.0, 1.0, 5.0, 9.0, 9.0])
+    clock = iter([0.0, 1.0, 5.0, 5.0, 9.0, 9.0, 9.0])
     reporter = StepReporter(told.append, phases, sizes, lambda: next(clock))
     reporter.on_stdout("worker-1", b"@@received 1000\n@@step image pulling some/image:1\n")
     reporter.on_stdout("worker-1", b"@@received 5001000\n")
@@ -109,9 +109,14 @@ def test_the_steps_of_the_bootstrap_are_phases() -> None:
     assert (found["worker-1"].received, found["worker-1"].size) == (5_000_000, 400_000_000)
     assert (found["worker-2"].phase, found["worker-2"].what) == (progress.INSTALLING, "Docker")
     reporter.on_stdout("worker-2", b"ep hosts the nodes by name\n")
+    reporter.on_stdout("worker-1", b"@@step hosts the nodes by name\n")
     assert states(phases)["worker-2"].phase == progress.CONFIGURING
     reporter.on_stdout("worker-1", b"@@fact hostname\nip-10-0-0-1\n@@fact end\n")
-    assert reporter.seconds == {"pulling some/image:1": 9.0, "Docker": 4.0}
+    assert reporter.seconds == {
+        "pulling some/image:1": 9.0,
+        "Docker": 4.0,
+        "the nodes by name": 0.0,
+    }
     steps = [line.partition(": ")[2] for line in told]
     assert steps == ["pulling some/image:1", "Docker", "the nodes by name"]
 
