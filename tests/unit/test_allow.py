@@ -56,18 +56,6 @@ def firewall(monkeypatch: pytest.MonkeyPatch) -> Firewalled:
     return made
 
 
-def yes(question: str) -> bool:
-    return True
-
-
-def no(question: str) -> bool:
-    return False
-
-
-def nobody(question: str) -> bool:
-    raise UsageError("cannot ask")
-
-
 def test_networks_are_kept_for_a_later_up(firewall: Firewalled, call: Call) -> None:
     said = call("allow", "203.0.113.9", "198.51.100.0/24", "--json")
     assert (said.code, said.document["networks"]) == (0, ["203.0.113.9", "198.51.100.0/24"])
