@@ -163,10 +163,7 @@ def test_nodes_get_no_later_deadline_than_aws_keeps(
         provider.extend(cluster, tmp_path, NOW + DAY)
 
 
-@pytest.mark.parametrize(
-    ("living", "said"),
-    [((), "none of its machines is running"), (("launcher",), "its schedules in AWS are gone")],
-)
+@rows("living, said", "ec2_again.a_cluster_that_others_have_removed_is_not_extended")
 def test_a_cluster_that_others_have_removed_is_not_extended(
     living: tuple[str, ...], said: str, market: type[Market], tmp_path: Path
 ) -> None:

@@ -316,10 +316,7 @@ def test_credentials_of_another_account_find_nothing_that_counts(
     assert "AWS_PROFILE" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("type", "hint"),
-    [("c7i.xlarge", "not every region has every type"), ("c7i.xlarg", "did you mean 'c7i.xlarge'")],
-)
+@rows("type, hint", "ec2_refusals.a_type_that_the_region_has_not_is_not_offered_again")
 def test_a_type_that_the_region_has_not_is_not_offered_again(type: str, hint: str) -> None:
     """New regions have few of the usual types."""
 
@@ -360,10 +357,7 @@ class Busy(Offering):
         return self.limit
 
 
-@pytest.mark.parametrize(
-    ("workers", "spot", "refused"),
-    [(2, False, False), (3, False, True), (3, True, False), (4, True, True)],
-)
+@rows("workers, spot, refused", "ec2_refusals.what_runs_already_counts_towards_the_quota")
 def test_what_runs_already_counts_towards_the_quota(
     workers: int, spot: bool, refused: bool
 ) -> None:

@@ -54,10 +54,7 @@ def test_references(text: str, host: str, repository: str, tag: str, digest: str
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "UPPER", "a b", "https://ghcr.io/me/cpu", "x:", "x@sha256:12", "-x", "ghcr.io/", "a;b"],
-)
+@rows("text", "registry.what_is_no_reference")
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(UsageError, match="is not an image reference"):
         registry.parse_image_name(text)

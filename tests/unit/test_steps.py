@@ -434,10 +434,7 @@ def test_an_amd_gpu_counts_when_its_driver_has_started_it(tmp_path: Path, starts
     assert ("does not start the GPU" in done.stderr) is not starts
 
 
-@pytest.mark.parametrize(
-    ("docker", "said"),
-    [("exit 0", ""), ("echo 'HIP error: invalid device function' >&2; exit 1", "HIP error")],
-)
+@rows("docker, said", "steps.a_gpu_counts_when_a_kernel_has_run_on_it")
 def test_a_gpu_counts_when_a_kernel_has_run_on_it(tmp_path: Path, docker: str, said: str) -> None:
     """PyTorch finds the GPU of g4ad, and has no code for it: the first kernel says so."""
     done = apply(tmp_path, "kernel", Accelerator.AMD, docker=docker, timeout='shift; "$@"')

@@ -6,12 +6,14 @@ import atexit
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -87,12 +89,10 @@ class Warm:
                     ready = selector.select(max(0.0, end - time.monotonic()))
                     if not ready:
                         failed = Late(argv, timeout, bytes(said[out]), bytes(said[err]))
-                        begun = said[connection.fileno()].split()
-                        pids = set(late.tree(int(begun[0]))) if begun else set()
-                        pids |= late.holders((out, err))
-                        server = self._server.pid if self._server else 0
-                        failed.doing = late.explain(pids or {server})
-                        late.end(pids - {server})
+                        for pid in late.holders((out, err)) - {self._server and self._server.pid}:
+                            failed.doing += late.picture(pid)
+                            with suppress(ProcessLookupError):
+                                os.kill(pid, signal.SIGKILL)
                         raise failed
                     for key, _ in ready:
                         data = os.read(key.fd, 1 << 16)

@@ -160,10 +160,7 @@ def test_rendezvous_under_srun_is_the_first_host_of_the_step() -> None:
     assert port != rendezvous.find_master(STEP, {**env, "SLURM_STEP_ID": "2"})[1]
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "first"),
-    [("n1", "n1"), ("n1,n[2-3]", "n1"), ("n[3,5-6]", "n3"), ("n[01-02]-ib,x", "n01-ib"), ("", "")],
-)
+@rows("nodelist, first", "ranks.first_host")
 def test_first_host(nodelist: str, first: str) -> None:
     assert rendezvous.name_first_host(nodelist) == first
 
