@@ -4,12 +4,12 @@
     LD_LIBRARY_PATH=DIR python bench/tagi_layers.py --pytagi DIR --out tagi_layers.json
 
 It is linked to NCCL, which nothing here calls: a DIR/libnccl.so.2 with the names of its functions
-does (tests/workloads/test_pytagi.py makes one), and needs libmpi_cxx.so.40 of Open MPI 4.
+does (tests/workloads/test_tagi.py makes one), and needs libmpi_cxx.so.40 of Open MPI 4.
 
 For each network both libraries have the same weights, are given the same rows, and take four steps;
 reported is the largest difference of the outputs' means and variances, relative to the largest of
 them, and rows per second of processor time for networks of the digits and of MNIST.
-tests/workloads/test_pytagi.py checks the differences.
+tests/workloads/test_tagi.py checks the differences.
 """
 
 from __future__ import annotations

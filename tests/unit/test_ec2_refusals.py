@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import pytest
 from clusterctl.core import keys
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
+from clusterctl.machines.ec2 import api, deadline, network, preflight, refusals, spec
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
-from clusterctl.machines.ec2 import preflight, spec
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.host_keys import HostKeys
+from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering, instance
@@ -392,3 +393,210 @@ def test_a_family_and_a_type_that_contradict_each_other_are_refused(family: str,
         spec.check_spec(ClusterSpec(name="lab", provider="ec2", groups=groups))
     fits = (replace(groups[0], instance_type=f"{family}.2xlarge"),)
     spec.check_spec(ClusterSpec(name="lab", provider="ec2", groups=fits))
+
+
+# -------------------------------------------------------------------------------------------------
+# Subnets of the user's own for workers without public addresses.
+
+
+CLOUD = CloudSpec(region="us-east-1", vpc="vpc-1", private=True)
+
+
+class Region(Api):
+    """A VPC with these subnets and their free addresses: public ones, and closed ones with a NAT
+    gateway."""
+
+    def __init__(self, **free: int) -> None:
+        super().__init__("us-east-1")
+        self.free = free
+
+    def find_tenancy(self, vpc: str) -> str:
+        return "default"
+
+    def check_right(self, action: str, **arguments: Any) -> None:
+        """Everything is allowed."""
+
+    def list_all(
+        self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+    ) -> list[Any]:
+        if action == "describe_subnets":
+            return [
+                {
+                    "SubnetId": id,
+                    "VpcId": "vpc-1",
+                    "AvailabilityZone": "us-east-1a",
+                    "AvailableIpAddressCount": free,
+                }
+                for id, free in self.free.items()
+            ]
+        ways = {
+            "public": {"GatewayId": "igw-1"},
+            "closed": {"NatGatewayId": "nat-1"},
+            "wide": {"CoreNetworkArn": WAN},
+        }
+        return [
+            {
+                "Associations": [{"SubnetId": id}],
+                "Routes": [
+                    {
+                        "DestinationCidrBlock": "0.0.0.0/0",
+                        "State": "active",
+                        **ways[id.partition("_")[0]],
+                    }
+                ],
+            }
+            for id in self.free
+        ]
+
+
+WAN = "arn:aws:networkmanager::123456789012:core-network/core-network-0123456789abcdef0"
+
+
+def choose(machines: int, *there: str, **free: int) -> dict[str, ZoneSubnets]:
+    return network.choose_network(Region(**free), CLOUD, machines, there)
+
+
+def test_more_private_workers_go_where_the_others_are() -> None:
+    """Terraform would have to replace those that run."""
+    there: Collection[str] = ("public_2", "closed_2")
+    full = {"public_1": 9, "public_2": 0, "closed_1": 9, "closed_2": 2}
+    assert choose(2, *there, **full)["us-east-1a"] == ZoneSubnets("closed_2", "public_2", "nat-1")
+    with pytest.raises(UsageError, match="closed_2 has 2 free addresses, and the cluster needs 3"):
+        choose(3, *there, **full)
+
+
+def test_a_network_of_dedicated_machines_is_refused() -> None:
+    """They cost more than the plan would say. What runs there is left alone."""
+
+    class Dedicated(Region):
+        def find_tenancy(self, vpc: str) -> str:
+            return "dedicated"
+
+    with pytest.raises(UsageError, match="vpc-1 has the tenancy 'dedicated'") as caught:
+        network.choose_network(Dedicated(public=1, closed=3), CLOUD, 3)
+    assert "aws ec2 modify-vpc-tenancy --vpc-id vpc-1" in caught.value.hint
+    there = ("public", "closed")
+    assert network.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there)
+
+
+def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
+    """Asked with the tags that it will have, and not where the groups are there already."""
+    asked: list[dict[str, Any]] = []
+
+    class Kept(Region):
+        def check_right(self, action: str, **arguments: Any) -> None:
+            asked.append({"action": action, **arguments})
+            raise refusals.make_refusal("create security group", "UnauthorizedOperation", "no", "r")
+
+    cloud = replace(CLOUD, tag=("team=ml",))
+    with pytest.raises(ProviderError, match=r"vpc-1: create security group: .*not allowed") as told:
+        network.choose_network(Kept(public=1, closed=3), cloud, 3, name="lab")
+    assert told.value.hint.startswith("clusterctl makes two security groups there; ")
+    [ask] = asked
+    assert (ask["action"], ask["VpcId"]) == ("create_security_group", "vpc-1")
+    assert {"Key": "team", "Value": "ml"} in ask["TagSpecifications"][0]["Tags"]
+    assert network.choose_network(Kept(public=1, closed=3), cloud, 2, ("public", "closed"))
+    assert len(asked) == 1
+
+
+# -------------------------------------------------------------------------------------------------
+# --tag: what an organization demands of all that is made, before it costs money.
+
+
+def wish(*tag: str) -> ClusterSpec:
+    cloud = CloudSpec(region="us-east-1", tag=tag)
+    groups = (NodeGroup(count=1, family="cpu"),)
+    return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud)
+
+
+def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
+    assert api.parse_tags(["team=ml", "project=a=b", "empty="]) == {
+        "team": "ml",
+        "project": "a=b",
+        "empty": "",
+    }
+
+
+@rows("text, said", "ec2_tags.what_is_no_tag_is_refused_before_aws_is_asked")
+def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        spec.resolve_rules(wish(text), None)
+
+
+def test_the_dry_runs_have_them() -> None:
+    """An organization's policy that demands them denies what is made otherwise."""
+    asked: list[tuple[str, Any]] = []
+
+    class Asking(Offering):
+        check_launch_right = Api.check_launch_right
+        check_right = Api.check_right
+
+        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+            assert arguments["DryRun"] is True
+            asked.append((action, arguments["TagSpecifications"]))
+            return {}
+
+    preflight.survey(Asking("us-east-1"), wish("team=ml"), {}, "", print)
+    launched = {"instance", "volume", "network-interface"}  # all that a launch makes
+    made = {
+        "run_instances": launched,
+        "create_vpc": {"vpc"},
+        "create_internet_gateway": {"internet-gateway"},
+    }
+    assert {action for action, _ in asked} == set(made)
+    for action, specifications in asked:
+        assert {one["ResourceType"] for one in specifications} == made[action]
+        for one in specifications:
+            assert {"Key": "team", "Value": "ml"} in one["Tags"]
+            assert {"Key": "clusterctl:cluster", "Value": "lab"} in one["Tags"]
+    asked.clear()
+    preflight.survey(Asking("us-east-1"), wish("team=ml"), {"launcher": "t3.micro"}, "", print)
+    assert {action for action, _ in asked} == {"run_instances"}, "it has its network"
+
+
+def test_schedules_have_them() -> None:
+    """EventBridge Scheduler takes no empty values, and would refuse them all."""
+    made: dict[str, Any] = {}
+
+    class Scheduling(Api):
+        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+            made.update({action: arguments})
+            return {}
+
+    deadline.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml", "empty": ""})
+    assert made["create_schedule_group"]["Tags"] == [
+        {"Key": "team", "Value": "ml"},
+        {"Key": "clusterctl:cluster", "Value": "lab-1"},
+    ]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
+    """A further `up` may give others. No deadline depends on them."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    class Scheduling(Api):
+        def find_account(self) -> str:
+            return "123456789012"
+
+        def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
+            asked.append((action, arguments))
+            if action == "create_schedule_group":
+                raise refusals.make_refusal(action, "ConflictException", "exists", "us-east-1")
+            if action == "tag_resource" and refused:
+                raise refusals.make_refusal(action, "AccessDeniedException", "no", "us-east-1")
+            return {}
+
+    deadline.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml"})
+    action, arguments = asked[-1]
+    assert action == "tag_resource"
+    arn = "arn:aws:scheduler:us-east-1:123456789012:schedule-group/clusterctl-lab-1"
+    assert arguments == {"ResourceArn": arn, "Tags": [{"Key": "team", "Value": "ml"}]}
+
+
+def test_a_tag_policy_that_refuses_a_value_is_named() -> None:
+    text = "The tag policy does not allow the specified value for the following tag key: 'team'."
+    error = refusals.make_refusal("run instances", "TagPolicyViolation", text, "us-east-1")
+    assert "tag policy" in error.message
+    assert "'team'" in error.message
+    assert "--tag" in error.hint
