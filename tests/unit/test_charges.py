@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from clusterctl.actions import costs, status
 from clusterctl.actions import status as actions_status
 from clusterctl.actions.common import open_store
 from clusterctl.actions.down import finish_down
 from clusterctl.actions.outputs import describe_loss
+from clusterctl.core.job import JobState
 from clusterctl.core.model import GATEWAY, Charge, Cluster, Phase, Thing
 from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.insight import cost as insight_cost
 from clusterctl.machines.protocol import Cloud
+from clusterctl.state.store import Store
 from tests.unit.calling import Call
-from tests.unit.making import cluster
-from tests.unit.provided import provide
+from tests.unit.making import cluster, job, spec
+from tests.unit.provided import NothingLeft, provide
+from tests.unit.tables import rows
 
 NOW = 1.7e9
 HOUR = 3600.0
@@ -209,3 +218,238 @@ def test_an_unknown_price_makes_every_figure_a_lower_bound(
     assert ">= 1.00" in call("list").out
     cloud.living = ()
     assert re.search(r"was removed: .*, at least \$\d", call("down", "--yes", "--force").err)
+
+
+# -------------------------------------------------------------------------------------------------
+# `cost` and the dollars of jobs: from records, those of clusters that are gone included.
+
+
+HOUR, DAY = 3600.0, 86400.0
+NOON = time.mktime((2023, 11, 20, 12, 0, 0, 0, 0, -1))
+
+
+def machine(since: float, until: float | None = None, hourly: float | None = 2.0) -> Charge:
+    return Charge(
+        node="worker-1",
+        part="instance",
+        item="big",
+        hourly=hourly,
+        source="",
+        since=since,
+        until=until,
+    )
+
+
+def made(name: str, *charges: Charge) -> Cluster:
+    return cluster(name=name, provider="ec2", charges=charges, id=f"ana-{name}-1")
+
+
+@pytest.fixture
+def store() -> Store:
+    """A cluster that was gone yesterday, and one that runs since ten o'clock."""
+    kept = open_store()
+    old = made("old", machine(NOON - DAY - HOUR, NOON - DAY + HOUR))
+    kept.save(old)
+    kept.retire(old)
+    kept.save(made("lab", machine(NOON - 2 * HOUR)))
+    return kept
+
+
+def test_money_is_split_by_day_and_cluster(store: Store) -> None:
+    found = costs.sum_spending(store, 30 * DAY, None, lambda: NOON)
+    assert {(item.cluster, item.running): item.dollars for item in found.clusters} == {
+        ("old", False): 4.0,
+        ("lab", True): 4.0,
+    }
+    spent = [(item.day, item.dollars) for item in found.days if item.dollars]
+    assert spent == [
+        (date.fromtimestamp(NOON).isoformat(), 4.0),
+        (date.fromtimestamp(NOON - DAY).isoformat(), 4.0),
+    ]
+    assert (found.dollars, found.exact) == (8.0, True)
+
+
+@pytest.mark.parametrize(("folder", "named"), [("clusters/lab", "lab"), ("past/ana-old-1", "old")])
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"record_version": 99}'])
+def test_a_cluster_whose_record_cannot_be_read_is_not_said_to_be_free(
+    store: Store, folder: str, named: str, damage: bytes
+) -> None:
+    path = store.home.path / folder / "cluster.json"
+    path.write_bytes(damage)
+    found = costs.sum_spending(store, 30 * DAY, None, lambda: NOON)
+    assert (found.dollars, found.exact) == (4.0, False)
+    [line] = found.warnings
+    assert line.startswith("not counted: ")
+    assert str(path) in line
+    assert not costs.sum_spending(store, 30 * DAY, named, lambda: NOON).exact
+
+
+def test_a_cluster_whose_record_is_gone_is_not_said_to_be_free(store: Store) -> None:
+    (store.locate_folder("lab") / "tofu").mkdir()
+    (store.locate_folder("lab") / "cluster.json").unlink()
+    found = costs.sum_spending(store, 30 * DAY, None, lambda: NOON)
+    assert not found.exact
+    assert found.warnings == (
+        "not counted: the record of cluster 'lab' is gone; `clusterctl down lab` removes what is"
+        " left of the cluster",
+    )
+    assert costs.sum_spending(store, 30 * DAY, "old", lambda: NOON).exact
+
+
+def test_only_what_was_spent_since_then_counts(store: Store) -> None:
+    assert costs.sum_spending(store, HOUR, None, lambda: NOON).dollars == 2.0
+    assert costs.sum_spending(store, DAY, None, lambda: NOON).dollars == 4.0 + 2.0
+    assert costs.sum_spending(store, 30 * DAY, "old", lambda: NOON).dollars == 4.0
+
+
+def test_a_night_that_a_cluster_runs_through_belongs_to_two_days(store: Store) -> None:
+    midnight = NOON - 12 * HOUR
+    store.save(made("night", machine(midnight - HOUR, midnight + 3 * HOUR)))
+    found = costs.sum_spending(store, 30 * DAY, "night", lambda: NOON)
+    assert [item.dollars for item in found.days if item.dollars] == [6.0, 2.0]
+
+
+EUROPE = "CET-1CEST,M3.5.0,M10.5.0/3"
+HAVANA = "CST5CDT,M3.2.0/0,M11.1.0/1"
+"""Summer time begins at midnight, which there is none of on that day."""
+LORD_HOWE = "<+1030>-10:30<+11>-11,M10.1.0,M4.1.0"
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    def put(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield put
+    monkeypatch.undo()
+    time.tzset()
+
+
+@rows("name, day, hours", "spending.days_are_as_long_as_here")
+def test_days_are_as_long_as_here(
+    name: str, day: str, hours: float, zone: Callable[[str], None]
+) -> None:
+    zone(name)
+    noon = time.mktime((*date.fromisoformat(day).timetuple()[:3], 12, 0, 0, 0, 0, -1))
+    kept = open_store()
+    kept.save(made("days", machine(noon - 3 * DAY, noon + 3 * DAY, 1.0)))
+    found = costs.sum_spending(kept, 30 * DAY, "days", lambda: noon + 4 * DAY)
+    spent = {item.day: item.dollars for item in found.days if item.dollars}
+    assert len(spent) == 7
+    assert spent[day] == pytest.approx(hours)
+    assert sum(spent.values()) == pytest.approx(found.dollars) == pytest.approx(6 * 24)
+
+
+@pytest.mark.parametrize("until", [None, NOON - HOUR / 4], ids=["runs", "ended"])
+def test_cost_status_and_the_receipt_count_the_same(until: float | None, store: Store) -> None:
+    """Also a minute, and an hour of a NAT gateway, that has only begun."""
+    began = NOON - HOUR / 2
+    parts = (
+        replace(machine(began, until), part="gateway"),
+        replace(machine(began, until), part="disk"),
+        machine(began, until),
+        machine(NOON - 20, None if until is None else NOON - 10),
+    )
+    store.save(made("gate", *parts))
+    spent = costs.sum_spending(store, 30 * DAY, "gate", lambda: NOON)
+    shown = status.read_status(store, store.read_cluster("gate"), clock=lambda: NOON).dollars
+    receipt = sum(line.dollars or 0.0 for line in insight_cost.make_receipt(parts, NOON))
+    assert spent.dollars == pytest.approx(shown)
+    assert spent.dollars == pytest.approx(receipt)
+    assert sum(item.dollars for item in spent.days) == pytest.approx(receipt)
+    assert spent.days[0].dollars == pytest.approx(receipt), "what is billed in advance is of today"
+
+
+def test_what_goes_on_is_shown_as_so_far(store: Store, call: Call) -> None:
+    assert " so far since " in call("cost", "--since", "9999d").err
+    assert " so far" not in call("cost", "old", "--since", "9999d").err
+
+
+def test_an_unknown_price_makes_every_sum_a_lower_bound(store: Store, call: Call) -> None:
+    store.save(made("dark", machine(NOON - HOUR, hourly=None), machine(NOON - HOUR)))
+    found = costs.sum_spending(store, DAY, "dark", lambda: NOON)
+    assert (found.dollars, found.exact, found.days[0].exact) == (2.0, False, False)
+    assert "at least $" in call("cost", "--since", "9999d").err
+
+
+def test_a_job_costs_what_its_cluster_did_meanwhile(store: Store, call: Call) -> None:
+    """Also after `down`; one that has not begun, or whose cluster was free, costs nothing."""
+    for number, changes in enumerate(
+        (
+            {"cluster_id": "ana-old-1", "started": NOON - DAY, "finished": NOON - DAY + HOUR / 2},
+            {"cluster_id": "ana-lab-1", "started": NOON - HOUR, "finished": NOON},
+            {"cluster_id": "ana-lab-1", "started": None, "state": JobState.LOST},
+            {"cluster_id": "free-1", "started": NOON - HOUR, "finished": NOON},
+        ),
+        1,
+    ):
+        known = {"state": JobState.SUCCEEDED, **changes}
+        store.save_job(job(cluster(), spec(), id=number, **known))
+    assert costs.sum_by_job(store, store.list_jobs(), lambda: NOON) == {1: 1.0, 2: 2.0}
+    listed = call("jobs", "--json").document["jobs"]
+    assert [item["dollars"] for item in listed] == [1.0, 2.0, None, None]
+    assert "2.0000" in call("jobs").out
+    spent = costs.sum_spending(store, 30 * DAY, None, lambda: NOON)
+    assert [(item.job, item.dollars) for item in spent.jobs] == [(1, 1.0), (2, 2.0)]
+
+
+class Gone(NothingLeft):
+    """A cloud in which nothing of a cluster runs any more."""
+
+    away = False
+
+    def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
+        if self.away:
+            raise ProviderError("AWS did not answer")
+        return ()
+
+
+def test_a_cluster_that_has_ended_itself_costs_no_more(
+    store: Store, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    """Its deadline was an hour after its start, and nobody has called `down` since."""
+    cloud = Gone()
+    provide(monkeypatch, "ec2", cloud)
+    late = made("late", machine(NOON - 5 * HOUR))
+    store.save(replace(late, deadline=NOON - 4 * HOUR))
+    running = job(cluster(), spec(), id=1, started=NOON - 4.5 * HOUR, state=JobState.RUNNING)
+    store.save_job(replace(running, cluster_id=late.id))
+    spent = costs.sum_spending(store, DAY, "late", lambda: NOON)
+    assert (spent.dollars, spent.clusters[0].running) == (pytest.approx(2.0, abs=0.1), False)
+    assert "nobody saw " in spent.warnings[0], "a machine ends two minutes later at the latest"
+    assert costs.sum_by_job(store, store.list_jobs(), lambda: NOON) == {1: 1.0}
+    cloud.away = True
+    [line] = costs.sum_spending(store, DAY, "late", lambda: NOON).warnings
+    assert "are running (AWS did not answer)" in line
+    assert line in call("cost", "--since", "9999d").err
+
+
+def test_what_nobody_saw_is_said_also_of_a_cluster_that_is_gone(store: Store) -> None:
+    ran = replace(machine(NOON - 5 * HOUR, NOON - 4 * HOUR), thing="i-1", unseen=True)
+    store.save(made("late", ran))
+    store.retire(made("late", ran))
+    [line] = costs.sum_spending(store, DAY, "late", lambda: NOON).warnings
+    assert line.startswith(
+        "nobody saw when worker-1 ended (cluster late): the costs are at most $2"
+    )
+    assert not costs.sum_spending(store, HOUR, "late", lambda: NOON).warnings, "it is long over"
+
+
+def test_programs_read_it_as_json_and_csv(store: Store, call: Call) -> None:
+    said = call("cost", "--since", "9999d", "--json").document
+    assert {row["id"] for row in said["clusters"]} == {"ana-old-1", "ana-lab-1"}
+    assert said["exact"] is True
+    rows = list(csv.DictReader(io.StringIO(call("cost", "--by", "cluster", "--csv").out)))
+    assert {row["cluster"] for row in rows} >= {"lab"}
+    assert float(rows[-1]["dollars"]) > 0
+
+
+def test_a_past_that_cannot_be_read_is_passed_over(store: Store, call: Call) -> None:
+    [path] = store.home.past.glob("*/cluster.json")
+    path.write_text("{")
+    assert call("cost", "--since", "9999d").code == 0
+
+
+def test_nothing_spent_is_said(call: Call) -> None:
+    assert "$0.00 since" in call("cost").err
