@@ -141,12 +141,11 @@ def spawn(
     log: Path,
     stdin: int = subprocess.DEVNULL,
     cwd: Path,
-    env: Mapping[str, str] | None = None,
-    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str],
 ) -> Spawned:
     """Starts a process that outlives us, in a session of its own, with all its output in `log`."""
     with log.open("ab") as sink:
-        return _start(argv, stdin, sink, cwd, env, pass_fds)
+        return _start(argv, stdin, sink, cwd, env)
 
 
 def _start(

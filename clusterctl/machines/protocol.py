@@ -176,8 +176,7 @@ class Provider:
         ahead: Path | None = None,
     ) -> ProviderPlan:
         """Says what `create` would do; `current` is the record of what there is. `ahead` is the
-        state home where `create` is to follow: what is slow, costs nothing and serves every cluster
-        may be begun there. Raises ProviderError where it cannot be done."""
+        state home where `create` is to follow. Raises ProviderError where it cannot be done."""
         raise NotImplementedError
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:

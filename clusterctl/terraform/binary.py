@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -238,7 +236,6 @@ class InitCache:
         for source in self._sources:
             digest.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
         self.folder = cache.with_name("terraform-seeds") / digest.hexdigest()[:16]
-        self._begun: process.Spawned | None = None
 
     @property
     def ready(self) -> bool:
@@ -247,31 +244,18 @@ class InitCache:
         whole = (self.folder / _LOCK_FILE).exists() and bool(installed)
         return whole and all(path.exists() for path in installed)
 
-    def begin(self) -> None:
-        """Starts `init` and returns at once. It ends with us, if nobody waits for it by then."""
-        with self._lock(wait=False) as lock:
-            if lock is None or self.ready:
-                return
-            self._fill()
-            # It inherits the lock: whoever comes while it works waits for it, also when we die.
-            self._begun = process.spawn(
-                self._build_argv(),
-                log=self.folder / "init.log",
-                cwd=self.folder,
-                env=make_environment(self._cache),
-                pass_fds=(lock,),
-            )
-        atexit.register(self._finish, 0.0)
-
     def make(self) -> None:
-        """Makes sure that it is ready; waits for what was begun. Raises TerraformError."""
-        self._finish(INIT_TIMEOUT)
-        with self._lock(wait=True):
+        """Makes sure that it is ready. Raises TerraformError."""
+        make_private(self._cache)
+        with (self._cache / ".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the cache takes one init at a time
             if self.ready:
                 return
-            self._fill()
+            make_private(self.folder)
+            for source in self._sources:
+                write_atomic(self.folder / source.name, source.read_bytes())
             result = process.run(
-                self._build_argv(),
+                build_command_line(self._binary, "init", no_color=load_flag()),
                 timeout=INIT_TIMEOUT,
                 cwd=self.folder,
                 env=make_environment(self._cache),
@@ -296,31 +280,6 @@ class InitCache:
     def _list_installed(self) -> list[str]:
         """Paths of the packages: `.terraform/providers/HOST/NAMESPACE/TYPE/VERSION/OS_ARCH`."""
         return [str(path) for path in self.folder.glob(".terraform/providers/*/*/*/*/*")]
-
-    def _fill(self) -> None:
-        make_private(self.folder)
-        for source in self._sources:
-            write_atomic(self.folder / source.name, source.read_bytes())
-
-    def _build_argv(self) -> list[str]:
-        return build_command_line(self._binary, "init", no_color=load_flag())
-
-    def _finish(self, limit: float) -> None:
-        begun, self._begun = self._begun, None
-        if begun:
-            process.finish(begun, limit)
-
-    @contextmanager
-    def _lock(self, *, wait: bool) -> Iterator[int | None]:
-        """The cache takes one init at a time. Yields None where one is at it and we do not wait."""
-        make_private(self._cache)
-        with (self._cache / ".lock").open("ab") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield None
-                return
-            yield lock.fileno()
 
 
 def _suggest_fix(said: str) -> str:

@@ -156,15 +156,13 @@ class Terraform:
             if not target.exists():
                 write_atomic(target, source.read_bytes())
 
-    def init(self, begun: InitCache | None = None) -> None:
-        """Gives the folder its providers, from the cache of its module: `begun`, if it is that one.
-        Nothing if that was done."""
+    def init(self) -> None:
+        """Gives the folder its providers, from the cache of its module. Nothing if that was
+        done."""
         done = self.folder / ".terraform" / "clusterctl-ready"
         if done.exists():
             return
         init_cache = InitCache(self.folder, self.binary, self._cache)
-        if begun and begun.folder == init_cache.folder:
-            init_cache = begun
         init_cache.make()
         init_cache.copy(self.folder)
         done.touch()

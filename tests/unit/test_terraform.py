@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -253,45 +254,12 @@ def test_one_init_serves_all_clusters_of_a_module(
     assert inits(tmp_path) == 2
 
 
-def test_an_init_that_was_begun_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_at_a_time_run_one_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_PLUGIN_CACHE_DIR", raising=False)
     fake(tmp_path, INIT.format(pause="time.sleep(0.5)"))
-    tool = seeded(tmp_path, "one")
-    init_cache = binary.InitCache(tool.folder, tool.binary, tmp_path / "cache")
-    init_cache.begin()
-    seeded(tmp_path, "another").init()  # of another clusterctl, say: the lock tells
-    assert init_cache.ready
-    tool.init(init_cache)
+    with ThreadPoolExecutor() as both:
+        list(both.map(lambda name: seeded(tmp_path, name).init(), ("one", "two")))
     assert inits(tmp_path) == 1
-
-
-BEGIN = """
-import sys
-from pathlib import Path
-from clusterctl.terraform.binary import Binary, InitCache
-folder = Path(sys.argv[1])
-binary = Binary(str(folder / "terraform"), (1, 11, 4))
-init_cache = InitCache(folder / "work", binary, folder / "cache")
-init_cache.begin()
-while not list(folder.glob("terraform-seeds/*/pid")):
-    pass
-"""
-
-
-def test_an_init_that_nobody_waits_for_ends_with_us(tmp_path: Path) -> None:
-    """A wish that cannot be met, or a no: what was begun ahead must not go on downloading."""
-    fake(
-        tmp_path,
-        'open("new", "w").write(str(os.getpid())); os.rename("new", "pid"); time.sleep(60)',
-    )
-    (tmp_path / "work").mkdir()
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", BEGIN, str(tmp_path)], cwd=root, check=True, timeout=30)
-    [pid] = (tmp_path / "terraform-seeds").glob("*/pid")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
 
 
 BROKEN = """There are some problems with the CLI configuration:

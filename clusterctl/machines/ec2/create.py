@@ -531,7 +531,7 @@ def create(
         )
     _check_nodes(api, cluster, runner)
     runner.copy(spec.find_module())
-    runner.init(planned.init_cache)
+    runner.init()
     if known:
         _remove_unknown(api, cluster, folder, runner, report)
         start_stopped(api, cluster.id, report)

@@ -16,7 +16,6 @@ from clusterctl.machines.ec2 import preflight, prices
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.protocol import LAUNCHER
-from clusterctl.terraform.binary import InitCache
 
 LAUNCHES_AT_ONCE, LAUNCHES_PER_SECOND = 5, 2
 """Calls of RunInstances that EC2 accepts; Terraform makes one for each machine. Source: EC2
@@ -75,7 +74,6 @@ class Planned:
     api: Api
     engine: str
     """What makes the machines, for people."""
-    init_cache: InitCache | None
     address: Future[str]
     """This machine's, as the internet sees it; "" where nobody has to know."""
     spot: bool

@@ -83,7 +83,7 @@ class Ec2Provider(Cloud):
         ahead: Path | None = None,
     ) -> ProviderPlan:
         ec2_spec.require_record(current)
-        planned, instances = self._survey(spec, current, Home(ahead) if ahead else None, report)
+        planned, instances = self._survey(spec, current, report)
         options, found, api = planned.options, planned.found, planned.api
         present = {item.node: item.type for item in instances}
         ec2_spec.check_kept(options, current, found.machines, present)
@@ -139,10 +139,8 @@ class Ec2Provider(Cloud):
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         ec2_create.check_state(cluster, folder)
-        home = Home(folder.parent.parent)
-        planned = (
-            self._planned.get(cluster.name) or self._survey(cluster.spec, cluster, home, report)[0]
-        )
+        planned = self._planned.get(cluster.name)
+        planned = planned or self._survey(cluster.spec, cluster, report)[0]
         return ec2_create.create(planned, cluster, folder, self._nodes, report)
 
     def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
@@ -266,19 +264,18 @@ class Ec2Provider(Cloud):
         ec2_create.destroy(self._open_api(cluster, folder), cluster, folder, report)
 
     def _survey(
-        self, spec: ClusterSpec, current: Cluster | None, home: Home | None, report: Reporter
+        self, spec: ClusterSpec, current: Cluster | None, report: Reporter
     ) -> tuple[Planned, Sequence[Instance]]:
         """What has to be known before anything is made, and the machines there are."""
         options = ec2_spec.resolve_rules(spec, current)
         binary = terraform_binary.find_terraform()
         known = options.cloud.ssh_cidr or options.cloud.instance_connect
         address = run_in_background(lambda: "" if known else self._my_address())
-        init_cache = ec2_spec.prefetch(home, binary) if home else None
         api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, report)
         options = network.fill_in_network(options, found.file_system)
         spot = options.cloud.spot and not ec2_plan.has_fallen_back(instances)
-        return Planned(options, found, api, binary.name, init_cache, address, spot), instances
+        return Planned(options, found, api, binary.name, address, spot), instances
 
     def _open_api(self, cluster: Cluster, folder: Path) -> Api:
         """Where the cluster is, and in its account."""

@@ -23,7 +23,7 @@ from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import network
 from clusterctl.machines.ec2.api import Api, choose_region
 from clusterctl.machines.protocol import LAUNCHER, name_nodes
-from clusterctl.state.home import Home, write_atomic
+from clusterctl.state.home import write_atomic
 from clusterctl.state.locks import find_held
 from clusterctl.terraform import binary as terraform_binary
 from clusterctl.terraform import folder as terraform_folder
@@ -416,17 +416,6 @@ def find_module() -> Path:
     return assets.find_folder("infra") / "ec2"
 
 
-def _find_plugins(home: Path) -> Path:
-    return home / "terraform-plugins"
-
-
-def prefetch(home: Home, binary: terraform_binary.Binary) -> terraform_binary.InitCache:
-    """Lets Terraform fetch its provider while AWS is asked whether there is anything to make."""
-    cache = terraform_binary.InitCache(find_module(), binary, home.make(_find_plugins(home.path)))
-    cache.begin()
-    return cache
-
-
 def open_terraform(
     api: Api, folder: Path, name: str, report: Reporter
 ) -> terraform_folder.Terraform:
@@ -440,7 +429,7 @@ def open_terraform(
         folder / "terraform",
         terraform_binary.find_terraform(),
         cluster=name,
-        cache=_find_plugins(home),
+        cache=home / "terraform-plugins",
         lock=lock.fileno() if lock else None,
         on_start=lock.lend if lock else lambda pid, command: None,
         report=report,
