@@ -17,7 +17,7 @@ from clusterctl.machines.ec2 import prices
 from clusterctl.machines.ec2.api import LIVING, Instance
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.fake_ec2 import instance
-from tests.unit.test_ec2_again import Market
+from tests.unit.test_ec2_zones import Market
 
 HOUR = 3600.0
 MACHINE = {"t3.micro": 0.0104, "c7i.xlarge": 0.1785}

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import calendar
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from clusterctl.core.model import HOURS_PER_MONTH, Charge
+from clusterctl.core.model import (
+    HOURS_PER_MONTH,
+    Charge,
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    NodeGroup,
+    Phase,
+)
+from clusterctl.errors import UsageError
 from clusterctl.insight import cost
+from clusterctl.machines import charges
 
 HOUR = 3600.0
 
@@ -68,3 +80,74 @@ def test_a_stopped_cluster_costs_its_disks_and_a_gateway_that_runs() -> None:
     assert cost.describe_stored([charge(), charge(part="disk")]) == "disks"
     assert cost.describe_stored([charge(), replace(gateway, until=HOUR)]) == "disks"
     assert cost.describe_stored([charge(part="disk"), gateway]) == "disks and NAT gateway"
+
+
+# -------------------------------------------------------------------------------------------------
+# No budget is exceeded, whatever is added and removed: by a bill that shares no code with ours.
+
+
+MACHINE = {"t3.micro": 0.0104, "c7i.xlarge": 0.1785}
+GIB, ADDRESS, GATEWAY = 0.08, 0.005, 0.045
+STARTS = tuple(
+    float(calendar.timegm(time.strptime(text, "%Y-%m-%d %H")))
+    for text in ("2026-02-10 10", "2026-05-31 20", "2026-12-31 22")
+)
+"""In the shortest month, and where a disk's price changes on the way."""
+
+
+def wish(workers: int, **cloud: Any) -> ClusterSpec:
+    groups = (NodeGroup(count=workers, family="cpu"),)
+    cloud = {"region": "us-east-1", **cloud}
+    return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=CloudSpec(**cloud))
+
+
+def spent_elsewhere(dollars: float) -> ClusterSpec:
+    return charges.take_off(wish(2, budget=10.0), dollars)
+
+
+def machines(hours: float) -> tuple[Charge, ...]:
+    """Two for a dollar an hour, that have run for so long."""
+    since = STARTS[0] - hours * HOUR
+    return tuple(
+        Charge(node=name, part="instance", item="x", hourly=1.0, source="", since=since)
+        for name in ("launcher", "worker-1")
+    )
+
+
+def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
+    """A plan, more machines, a later deadline, and one region more that was left."""
+    now, later = STARTS[0], machines(0)
+    whole = charges.limit_life(wish(2, budget=10.0), later, now)
+    assert charges.limit_life(spent_elsewhere(4.0), later, now) == pytest.approx(whole - 2 * HOUR)
+    twice = charges.take_off(spent_elsewhere(4.0), 2.0)
+    assert charges.limit_life(twice, later, now) == pytest.approx(whole - 3 * HOUR)
+    assert twice.cloud.budget == 10.0
+    with pytest.raises(UsageError, match=r"--budget \$10.00 is spent: \$11.00 in other regions"):
+        charges.take_off(twice, 5.0)
+    assert charges.take_off(wish(2), 5.0).cloud.spent == 5.0, "a later `up` may have a budget"
+
+    end = now + 3.5 * HOUR
+    charges.check_until(spent_elsewhere(0.0), machines(1), end, now)
+    with pytest.raises(UsageError, match=r"that costs \$11.07, more than --budget 10.00") as no:
+        charges.check_until(spent_elsewhere(2.0), machines(1), end, now)
+    assert "--budget 11.08" in no.value.hint
+    charges.check_until(replaced(spent_elsewhere(2.0), 11.08), machines(1), end, now)
+    with pytest.raises(UsageError, match=r"is spent: \$11.00 so far"):
+        charges.check_until(spent_elsewhere(9.0), machines(1), end, now)
+
+    for spent, enough in ((0.0, True), (2.0, False)):
+        there = Cluster(id="lab-1", spec=spent_elsewhere(spent), phase=Phase.READY, created=now)
+        there = replace(there, charges=machines(1), deadline=now)
+        if enough:
+            charges.check_extension(there, end, 9.0)
+        else:
+            with pytest.raises(UsageError, match=r"that would cost \$11.07"):
+                charges.check_extension(there, end, 9.0)
+    assert charges.shorten(spent_elsewhere(0.0), machines(1), end, now) == end
+    sooner = charges.shorten(spent_elsewhere(2.0), machines(1), end, now)
+    assert sooner == pytest.approx(now + 3 * HOUR, abs=150)
+    assert charges.shorten(spent_elsewhere(9.9), machines(1), end, now) == now + charges.LEAST
+
+
+def replaced(spec: ClusterSpec, dollars: float) -> ClusterSpec:
+    return replace(spec, cloud=replace(spec.cloud, budget=dollars))

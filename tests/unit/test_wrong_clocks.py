@@ -23,7 +23,7 @@ from clusterctl.machines.ec2.spec import ProviderState
 from tests.unit.making import cluster
 from tests.unit.provided import Running, provide
 from tests.unit.staged import lab
-from tests.unit.test_ec2_again import Market
+from tests.unit.test_ec2_zones import Market
 
 HOUR = 3600.0
 NOW = 1.7e9
