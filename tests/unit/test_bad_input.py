@@ -17,6 +17,7 @@ from clusterctl.cli.main import explain_input
 from clusterctl.core.model import Phase
 from clusterctl.core.text import read_toml
 from clusterctl.options.verbs import VERBS
+from clusterctl.state.locks import ClusterLock
 from clusterctl.transport import copying
 from tests.e2e.cli import ROOT
 from tests.unit.calling import Call, clusterctl, judge, state
@@ -84,6 +85,16 @@ def test_a_cluster_of_which_only_the_tags_are_left(option: str, call: Call) -> N
     judge(said, 3, "cluster lab was adopted", "clusterctl down lab")
     assert open_store().read_cluster("lab") == before
     assert set(state()) - set(there) <= {"clusterctl.log"}
+
+
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize("line", ["up other", "down lab"])
+def test_a_cluster_that_another_command_changes(line: str, call: Call) -> None:
+    with ClusterLock(open_store().home, line.split()[1], "up"):
+        said = call(*line.split())
+    assert said.code == 7, said
+    assert str(os.getpid()) in said.err
+    assert open_store().read_cluster("lab") == cluster()
 
 
 def test_a_cluster_that_is_not_ready(call: Call) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,9 +16,11 @@ from clusterctl.actions import verify as verify_action
 from clusterctl.actions.common import open_store
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Cluster, NodeResult
+from clusterctl.errors import RecordError
 from clusterctl.insight import verify
 from clusterctl.insight.verify import Gpu, LeftOut, Link, Measurements, NodeFigures, Verdict
 from tests.unit.making import cluster, node
+from tests.unit.staged import lab
 from tests.unit.tables import rows
 
 NAMES = ("worker-1", "worker-2", "worker-3")
@@ -438,3 +441,12 @@ def test_without_time_nothing_is_asked() -> None:
     found = measure(saved(), nodes, seconds=0.0)
     assert (found.nodes, found.links, found.low) == ((), (), ())
     assert nodes.asked == []
+
+
+def test_a_cluster_at_work_is_left_alone(tmp_path: Path, tree: Path) -> None:
+    here = lab(tmp_path / "nodes")
+    with here.running(here.job(tree)):
+        with pytest.raises(RecordError, match="job 7 may be running") as caught:
+            verify_action.require_measurable(here.store, here.where, print, now=False)
+        assert "--now" in caught.value.hint
+        verify_action.require_measurable(here.store, here.where, print, now=True)
