@@ -60,6 +60,9 @@ def call(number):
 """
 
 
+HELPER = "import os\ndef double(number):\n    return int(os.environ['FACTOR']) * number\n"
+
+
 def test_a_function_of_a_module_imports_its_neighbours(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,12 +70,12 @@ def test_a_function_of_a_module_imports_its_neighbours(
     monkeypatch.setenv("CLUSTERCTL_HOME", str(cli.home))
     monkeypatch.chdir(cli.folder)
     monkeypatch.syspath_prepend(cli.folder)
-    (cli.folder / "helper.py").write_text("def double(number):\n    return 2 * number\n")
+    (cli.folder / "helper.py").write_text(HELPER)
     (cli.folder / "project_of_a_test.py").write_text(MODULE)
     from project_of_a_test import call  # type: ignore[import-not-found]
 
     cluster = Cluster.attach()
-    assert cluster.run(call, 21) == [42, 42]
+    assert cluster.run(call, 21, env={"FACTOR": "2"}) == [42, 42]
     folder = cluster.fetch(to="out")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {path for path in found if "/" in path} == {"worker-1/made.txt", "worker-2/made.txt"}
