@@ -124,7 +124,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
 def test_a_node_with_another_python_is_refused() -> None:
     node = making.node(python=Python(executable="/usr/bin/python3", version="3.4.1", packages={}))
     with pytest.raises(UsageError, match=r"worker-1 has Python 3\.4\.1, and this process runs"):
-        call.check_pythons(making.cluster(node))
+        call.resolve(making.cluster(node), os.path.join, ())
 
 
 # -------------------------------------------------------------------------------------- on a rank
