@@ -56,6 +56,15 @@ def test_known_hosts_keeps_all_keys_of_a_host() -> None:
     ]
 
 
+def test_the_keys_of_a_host_are_those_of_all_files_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(f"# \xe9\n[h]:2222 ssh-rsa {KEY}\n".encode("latin-1"))
+    (tmp_path / "b").write_text(f"h ssh-rsa {OTHER}\n")
+    names = [core_keys.name_host("h", 22), core_keys.name_host("h", 2222)]
+    found = core_keys.find_keys_in([tmp_path / "a", tmp_path / "none", tmp_path / "b"], names)
+    assert names == ["h", "[h]:2222"]
+    assert [key.blob for key in found] == [b"one", b"two"]
+
+
 def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
     """GitHub's key, and the fingerprint that GitHub publishes."""
     blob = "AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"

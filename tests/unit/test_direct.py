@@ -14,9 +14,10 @@ from typing import Any
 
 from clusterctl.batch import direct
 from clusterctl.batch.direct import Direct, render_command_line
-from clusterctl.core.job import JobState
+from clusterctl.core.job import JobState, Program, ProgramKind
 from clusterctl.core.model import Cluster
 from clusterctl.launch import launcher
+from clusterctl.launch.environment import build_environment, list_program
 from clusterctl.options.values import SNAPSHOTS
 from tests.unit.making import cluster, job, request, spec
 from tests.unit.scripts import WEIRD
@@ -154,3 +155,14 @@ def test_all_jobs_are_asked_for_in_their_folders(tmp_path: Path) -> None:
     assert said[1].startswith("absent ")
     assert 0 < Direct.poll < Direct().limit_end(spec()) < Direct.start_limit
     assert Direct().limit_end(spec(grace=60.0)) > 60.0
+
+
+def test_a_program_gets_its_local_rank_and_one_process_nothing_about_others() -> None:
+    program = Program(kind=ProgramKind.PYTHON, target="t.py", args=("a", "$b"), local_rank="--at")
+    asked = request(cluster(), spec(program=program, once=True))
+    argv = list_program(asked, replace(cluster().workers[0], python="echo"))
+    done = subprocess.run(argv, env={"LOCAL_RANK": "3"}, capture_output=True, text=True, check=True)
+    assert done.stdout == "t.py --at=3 a $b\n"
+    env, _ = build_environment(asked)
+    assert env["PYTHONUNBUFFERED"] == "1"
+    assert not {"MASTER_ADDR", "CLUSTERCTL_WORLD_SIZE"} & set(env)
