@@ -83,7 +83,7 @@ class Cluster:
                 return True
             raise UsageError(f"consent is required: {question}", hint="pass yes=True to consent")
 
-        actions_up.bring_up(store, wanted, made._report, consent)
+        actions_up.bring_up(store, wanted, made._report, consent, measure=given.measure)
         return made
 
     @classmethod

@@ -83,6 +83,7 @@ def read_status(
         warnings=(
             *_warn_of_deadline(store, cluster, now),
             *uncertain,
+            *costs.describe_late_clock(cluster, now),
             *wrong,
         ),
     )

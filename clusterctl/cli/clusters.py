@@ -35,7 +35,8 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
         plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
-        console.document(dry_run=True, cluster=spec.name, **shown)
+        verify = actions_up.should_measure(plan.charges, given.measure)
+        console.document(dry_run=True, cluster=spec.name, **shown, verify=verify)
         return
     console.after_interrupt = (
         f"what was created is kept: `clusterctl up {spec.name}` continues, "
@@ -43,7 +44,9 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
     )
     consent = (lambda question: True) if given.yes else console.consent
     try:
-        made = actions_up.bring_up(store, spec, console.report, consent, nodes=nodes)
+        made = actions_up.bring_up(
+            store, spec, console.report, consent, measure=given.measure, nodes=nodes
+        )
     except KeyboardInterrupt:
         if spec.name not in store.list_names():  # nothing was created yet
             console.after_interrupt = ""
@@ -66,6 +69,7 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
         **pick(up_cluster, "id", "phase", "mode", "deadline", "shared", "shared_source"),
         seconds=dict(made.phases),
         nodes=[document_node(node) for node in up_cluster.nodes],
+        verify=made.measured and document_checks(made.measured),
     )
 
 

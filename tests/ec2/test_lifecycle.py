@@ -55,7 +55,7 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert re.search(r"ends \d{4}-\d\d-\d\d", up.err)
     for step in ("the nodes by name", "done"):
         assert re.search(rf"^ *[\d.]+ s  \S*worker\S*: {step}$", up.err, re.MULTILINE), step
-    for phase in ("plan", "create", "bootstrap", "mesh", "all-reduce"):
+    for phase in ("plan", "create", "bootstrap", "mesh", "all-reduce", "verify"):
         assert re.search(rf"^{phase} +\d+\.\d\d s$", up.err, re.MULTILINE), phase
     record = world.record()
     nodes = {node["name"]: node for node in record["nodes"]}
