@@ -77,6 +77,7 @@ def test_a_disk_costs_its_price_per_month_in_a_month_of_any_length() -> None:
 
 def test_a_stopped_cluster_costs_its_disks_and_a_gateway_that_runs() -> None:
     gateway = charge(part="gateway")
+    assert cost.render_cost(1.1, True) == "$1.10"
     assert cost.describe_stored([charge(), charge(part="disk")]) == "disks"
     assert cost.describe_stored([charge(), replace(gateway, until=HOUR)]) == "disks"
     assert cost.describe_stored([charge(part="disk"), gateway]) == "disks and NAT gateway"
@@ -132,6 +133,8 @@ def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
         charges.check_until(spent_elsewhere(2.0), machines(1), end, now)
     assert "--budget 11.08" in no.value.hint
     charges.check_until(replaced(spent_elsewhere(2.0), 11.08), machines(1), end, now)
+    with pytest.raises(UsageError, match=r"that costs \$11.07"):
+        charges.check_until(replaced(spent_elsewhere(2.0), 11.06), machines(1), end, now)
     with pytest.raises(UsageError, match=r"is spent: \$11.00 so far"):
         charges.check_until(spent_elsewhere(9.0), machines(1), end, now)
 
@@ -140,6 +143,10 @@ def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
         there = replace(there, charges=machines(1), deadline=now)
         if enough:
             charges.check_extension(there, end, 9.0)
+            charges.check_extension(there, end, 9.93)
+            with pytest.raises(UsageError, match="cost") as no:
+                charges.check_extension(there, end, 9.95)
+            assert "--budget 10.03" in no.value.hint
         else:
             with pytest.raises(UsageError, match=r"that would cost \$11.07"):
                 charges.check_extension(there, end, 9.0)

@@ -42,6 +42,7 @@ def test_what_cannot_be_written(number: int, kind: type, hint: str) -> None:
     assert made.message == f"cannot write a.txt: {os.strerror(number)}"
     assert str(errors.make_write_error("a.txt", OSError("odd"))) == "cannot write a.txt: odd"
     assert errors.make_local_error("odd", None).hint == ""
+    assert errors.make_write_error("a.txt", OSError("odd")).hint == ""
     assert (errors.UsageError("odd").hint, errors.UsageError("odd").transient) == ("", False)
 
 
