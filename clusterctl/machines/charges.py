@@ -49,11 +49,15 @@ def sum_until_removed(charges: Iterable[Charge], deadline: float) -> float:
 
 SHORTEST_MONTH = 28 * 24.0
 """Hours of February: a disk's price per month is due in each one."""
-ROUNDING = 0.005
 LEAST = 60.0
 """Seconds that machines get whose budget is spent: their agents look at the deadline by then."""
 SHORTEST = 600.0
 """Seconds of the shortest life that is worth starting: machines take minutes to get ready."""
+
+
+def _exceeds(dollars: float, budget: float) -> bool:
+    """By what is shown of it: whole cents."""
+    return dollars > budget + 0.005
 
 
 def check_hourly(most: float, charges: Iterable[Charge]) -> None:
@@ -91,9 +95,7 @@ def compute_affordable_time(budget: float, charges: Iterable[Charge], spent: flo
     """Seconds that a budget in US dollars lasts in any month, with what comes after the deadline.
     Raises UsageError where a price is unknown or nothing is left."""
     charges = tuple(charges)
-    rate, unknown = sum_hourly(charges)
-    disks, _ = sum_hourly(item for item in charges if item.part == "disk")
-    rate += disks * (HOURS_PER_MONTH / SHORTEST_MONTH - 1)
+    _, unknown = sum_hourly(charges)
     if unknown:
         raise UsageError(
             f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
@@ -105,7 +107,13 @@ def compute_affordable_time(budget: float, charges: Iterable[Charge], spent: flo
             f"--budget ${budget:.2f} is spent: ${budget - left:.2f} so far",
             hint="raise it, or take the cluster down",
         )
-    return max(0.0, left / rate * 3600 - ENDED)
+    return max(0.0, left / _compute_highest_rate(charges) * 3600 - ENDED)
+
+
+def _compute_highest_rate(charges: Sequence[Charge]) -> float:
+    """US dollars per hour in the shortest month."""
+    disks, _ = sum_hourly(item for item in charges if item.part == "disk")
+    return sum_hourly(charges)[0] + disks * (HOURS_PER_MONTH / SHORTEST_MONTH - 1)
 
 
 def limit_life(options: ClusterSpec, charges: Sequence[Charge], now: float) -> float:
@@ -114,8 +122,8 @@ def limit_life(options: ClusterSpec, charges: Sequence[Charge], now: float) -> f
     budget, spent = options.cloud.budget, options.cloud.spent + _sum_spent(charges, now)
     lasts = compute_affordable_time(budget, charges, spent)
     if lasts < SHORTEST:
-        least = spent + sum_hourly(charges)[0] * SHORTEST / 3600
-        least += estimate_after_deadline(charges) + estimate_overrun(charges)
+        least = spent + estimate_after_deadline(charges)
+        least += _compute_highest_rate(charges) * (SHORTEST + ENDED) / 3600
         raise UsageError(
             f"--budget {budget:g} lasts for {lasts:.0f} s: the machines would end"
             " before they are ready",
@@ -132,7 +140,7 @@ def check_until(
     budget, spent = options.cloud.budget, _sum_cost(options, charges, now)
     seconds = compute_affordable_time(budget, charges, spent)
     total = _sum_cost_until(options, charges, deadline)
-    if total > budget + 0.005:
+    if _exceeds(total, budget):
         more, minutes = f"--budget {total + 0.01:.2f}", int(seconds / 60)
         sooner = f"first an earlier end: `clusterctl extend {options.name} --ttl {minutes}m`"
         raise UsageError(
@@ -148,12 +156,13 @@ def shorten(options: ClusterSpec, charges: Sequence[Charge], deadline: float, no
     """The deadline, or an earlier one where the budget does not last until then: machines may have
     run in other zones before those that run now."""
     budget = options.cloud.budget
-    if _sum_cost_until(options, charges, deadline) <= budget + ROUNDING or sum_hourly(charges)[1]:
+    total = _sum_cost_until(options, charges, deadline)
+    if not _exceeds(total, budget) or sum_hourly(charges)[1]:
         return deadline
     try:
         seconds = compute_affordable_time(budget, charges, _sum_cost(options, charges, now))
     except UsageError:
-        seconds = 0.0
+        seconds = LEAST
     return float(int(min(deadline, now + max(seconds, LEAST))))
 
 
@@ -171,7 +180,7 @@ def check_extension(cluster: Cluster, end: float, dollars: float) -> None:
     is less, or where a price is unknown of what is to run longer."""
     budget, name = cluster.spec.cloud.budget, cluster.name
     dollars += estimate_overrun(cluster.charges) + cluster.spec.cloud.spent
-    later = end > (cluster.deadline or 0.0)
+    later = not cluster.deadline or end > cluster.deadline
     _, unknown = sum_hourly(cluster.charges)
     if budget and later and unknown:
         raise UsageError(
@@ -179,7 +188,7 @@ def check_extension(cluster: Cluster, end: float, dollars: float) -> None:
             f" ${budget:.2f}: clusterctl cannot tell whether it lasts until then",
             hint=f"`clusterctl down {name}`, and create it again without --budget",
         )
-    if budget and dollars > budget + 0.005:
+    if budget and _exceeds(dollars, budget):
         raise UsageError(
             f"that would cost ${dollars:.2f}, and the cluster's budget is ${budget:.2f}",
             hint=f"`clusterctl up {name} --budget {dollars + 0.01:.2f}` or a shorter --ttl",

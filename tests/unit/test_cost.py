@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -50,6 +51,7 @@ def test_a_receipt_folds_equal_items_in_the_order_of_parts() -> None:
     rows = [
         charge(part="address", item="IPv4", hourly=0.005),
         charge(part="disk", item="100 GiB", hourly=None),
+        charge(part="gateway", until=0.0),  # removed before it was there
         charge(),
         charge(node="worker-2", since=HOUR),
         charge(hourly=3.0),
@@ -123,8 +125,9 @@ def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
     twice = charges.take_off(spent_elsewhere(4.0), 2.0)
     assert charges.limit_life(twice, later, now) == pytest.approx(whole - 3 * HOUR)
     assert twice.cloud.budget == 10.0
-    with pytest.raises(UsageError, match=r"--budget \$10.00 is spent: \$11.00 in other regions"):
-        charges.take_off(twice, 5.0)
+    with pytest.raises(UsageError, match=r"is spent: \$10.00 in other regions") as no:
+        charges.take_off(twice, 4.0)
+    assert "name other --regions" in no.value.hint
     assert charges.take_off(wish(2), 5.0).cloud.spent == 5.0, "a later `up` may have a budget"
 
     end = now + 3.5 * HOUR
@@ -132,12 +135,13 @@ def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
     with pytest.raises(UsageError, match=r"that costs \$11.07, more than --budget 10.00") as no:
         charges.check_until(spent_elsewhere(2.0), machines(1), end, now)
     assert "--budget 11.08" in no.value.hint
-    charges.check_until(replaced(spent_elsewhere(2.0), 11.08), machines(1), end, now)
+    charges.check_until(replaced(spent_elsewhere(2.0), 11.07), machines(1), end, now)
     with pytest.raises(UsageError, match=r"that costs \$11.07"):
         charges.check_until(replaced(spent_elsewhere(2.0), 11.06), machines(1), end, now)
     with pytest.raises(UsageError, match=r"is spent: \$11.00 so far"):
         charges.check_until(spent_elsewhere(9.0), machines(1), end, now)
 
+    dark = (*machines(1), replace(machines(1)[0], hourly=None))
     for spent, enough in ((0.0, True), (2.0, False)):
         there = Cluster(id="lab-1", spec=spent_elsewhere(spent), phase=Phase.READY, created=now)
         there = replace(there, charges=machines(1), deadline=now)
@@ -147,6 +151,11 @@ def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
             with pytest.raises(UsageError, match="cost") as no:
                 charges.check_extension(there, end, 9.95)
             assert "--budget 10.03" in no.value.hint
+            there = replace(there, charges=dark, deadline=end)
+            charges.check_extension(there, end, 9.0)
+            with pytest.raises(UsageError, match="the price of x is unknown") as no:
+                charges.check_extension(there, end + 1, 9.0)
+            assert "create it again without --budget" in no.value.hint
         else:
             with pytest.raises(UsageError, match=r"that would cost \$11.07"):
                 charges.check_extension(there, end, 9.0)
@@ -154,6 +163,62 @@ def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
     sooner = charges.shorten(spent_elsewhere(2.0), machines(1), end, now)
     assert sooner == pytest.approx(now + 3 * HOUR, abs=150)
     assert charges.shorten(spent_elsewhere(9.9), machines(1), end, now) == now + charges.LEAST
+    assert charges.shorten(spent_elsewhere(9.9), dark, end, now) == end, "that is said elsewhere"
+    assert charges.shorten(replaced(spent_elsewhere(2.0), 11.063), machines(1), end, now) == end
+
+
+@pytest.mark.parametrize(
+    ("spent", "hint"),
+    [
+        (2.0, "first an earlier end: `clusterctl extend lab --ttl 178m`"),
+        (7.89, "`clusterctl extend lab --ttl 1m`"),
+        (7.95, "or `clusterctl down lab`: $9.95 is spent already"),
+    ],
+)
+def test_a_budget_that_does_not_last_says_until_when_it_does(spent: float, hint: str) -> None:
+    """Of $2 an hour, with two minutes in which machines may outlive their deadline."""
+    now = STARTS[0]
+    with pytest.raises(UsageError, match="more than --budget") as no:
+        charges.check_until(spent_elsewhere(spent), machines(1), now + 4 * HOUR, now)
+    assert no.value.hint.endswith(hint)
+
+
+def test_the_least_budget_that_a_refusal_names_is_enough() -> None:
+    """A fleet, its disks in February, a NAT gateway, and what was spent before."""
+    now = STARTS[0]
+    hourly = {"instance": 500.0, "disk": 90.0, "gateway": 40.0, "gateway address": 5.0}
+    fleet = [charge(part=part, hourly=price, since=now) for part, price in hourly.items()]
+    fleet.append(charge(hourly=3.0, since=now - 2 * HOUR, until=now - HOUR))
+    with pytest.raises(UsageError, match="would end before they are ready") as no:
+        charges.limit_life(wish(2, budget=100.0, spent=2.0), fleet, now)
+    found = re.match(r"give at least (\d+\.\d\d), ", no.value.hint)
+    assert found, no.value.hint
+    least = float(found[1])
+    assert charges.limit_life(wish(2, budget=least, spent=2.0), fleet, now) >= charges.SHORTEST
+    with pytest.raises(UsageError):
+        charges.limit_life(wish(2, budget=least - 0.02, spent=2.0), fleet, now)
+
+
+def test_a_nat_gateway_is_paid_until_it_is_gone() -> None:
+    """Two minutes after the deadline at the latest, and its address a quarter of an hour."""
+    end = HOUR - 60
+    parts = [
+        charge(part="instance", hourly=3.0),
+        charge(part="gateway", hourly=0.5),
+        charge(part="gateway address", hourly=0.2),
+    ]
+    assert charges.sum_until_removed(parts, end) == pytest.approx(
+        3.0 * end / HOUR + 2 * 0.5 + 0.2 * (end + 900) / HOUR
+    )
+    dark = charge(part="gateway", hourly=None)
+    assert charges.estimate_after_deadline([*parts, dark]) == pytest.approx(
+        0.5 * (1 + 120 / HOUR) + 0.2 * 900 / HOUR
+    )
+    assert charges.estimate_overrun(parts) == pytest.approx(3.0 * 120 / HOUR)
+    fresh = [replace(part, since=end) for part in parts]
+    assert charges.limit_life(wish(2, budget=9.0), fresh, end) == pytest.approx(
+        charges.compute_affordable_time(9.0, fresh, 0.0)
+    ), "no hour of it counts twice"
 
 
 def replaced(spec: ClusterSpec, dollars: float) -> ClusterSpec:

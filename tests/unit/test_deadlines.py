@@ -63,7 +63,10 @@ def test_an_agent_ends_its_own_node() -> None:
     assert "root='/home/it'\"'\"'s me'\n" in script
     assert "    power it off\n" in script
     assert "spot" not in script
-    assert "spot/instance-action" in deadlines.render_agent(root="/r", end=":", spot=True)
+    assert "imds" not in script
+    on_spot = deadlines.render_agent(root="/r", end=":", spot=True)
+    assert "spot/instance-action" in on_spot
+    assert "\nimds=" in on_spot
 
 
 @dataclass
@@ -202,13 +205,25 @@ def test_what_a_node_keeps_as_its_deadline(
 def test_a_node_that_an_extend_did_not_reach_is_named() -> None:
     """It was killed when it had told some of them: the record has the later end."""
     made = cluster(deadline=2000.0)
-    assert deadlines.describe_difference(made, {"launcher": 2000.0, "worker-1": 2000.0}) == ""
+    assert deadlines.describe_difference(made, {"launcher": 2001.0, "worker-1": 1999.0}) == ""
+    assert deadlines.describe_difference(made, {"worker-1": 1998.0}) != ""
     said = deadlines.describe_difference(made, {"launcher": 2000.0, "worker-1": 1000.0})
     assert said.startswith(
         f"worker-1 ends at {format_time(1000.0)}, and the record says {format_time(2000.0)}"
     )
     assert "`clusterctl extend lab --ttl …` sets it everywhere" in said
     assert deadlines.describe_difference(cluster(), {"worker-1": 1000.0}) == ""
+
+
+def test_a_clock_that_differs_by_more_than_a_minute_is_named() -> None:
+    assert deadlines.read_clock("memory 7\nclock 1700000000\ncores 2\n") == 1.7e9
+    assert deadlines.read_clock("clock soon\n") is None
+    now = 1.7e9
+    shown = {"silent": None, "right": now + 60, "early": now - 7200, "late": now + 120}
+    assert deadlines.describe_clocks(shown, now) == (
+        "the clock of early is 2 h behind this machine's: the times of its jobs are wrong",
+        "the clock of late is 2 min ahead of this machine's: the times of its jobs are wrong",
+    )
 
 
 def test_up_names_nodes_that_keep_another_deadline_or_none(
