@@ -197,6 +197,8 @@ def test_the_least_budget_that_a_refusal_names_is_enough() -> None:
     assert charges.limit_life(wish(2, budget=least, spent=2.0), fleet, now) >= charges.SHORTEST
     with pytest.raises(UsageError):
         charges.limit_life(wish(2, budget=least - 0.02, spent=2.0), fleet, now)
+    alone = [charge(hourly=5.0, since=now)]
+    assert charges.limit_life(wish(2, budget=1.0), alone, now) == charges.SHORTEST
 
 
 def test_a_nat_gateway_is_paid_until_it_is_gone() -> None:
