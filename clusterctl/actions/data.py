@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,13 +25,15 @@ from clusterctl.data import datasets, sources
 from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
-from clusterctl.jobs.fetch import put_folder
+from clusterctl.jobs.fetch import put_folder, render_paths
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import LocalChannel, Pool
 from clusterctl.transport.protocol import Channel
 
 PUSH_TIMEOUT = 3600.0
 """Seconds in which a data set has to be on a node."""
+
+_SENT = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -202,11 +205,12 @@ def copy(
         missing = [node for node in nodes if node not in have + got]
         if not (got or missing):
             report(f"all workers already have {name}")
-        size = sum(path.lstat().st_size for path in source.rglob("*"))
-        return (
-            *(node.name for node in got),
-            *_spread(have + got, missing, name, mark, size, pool, report),
-        )
+        found = [(path, path.lstat()) for path in sorted(source.rglob("*"))]
+        found = [(path, it) for path, it in found if stat.S_IFMT(it.st_mode) in _SENT]
+        paths = render_paths([str(path.relative_to(source)) for path, _ in found])
+        size = sum(it.st_size for _, it in found if stat.S_ISREG(it.st_mode))
+        passed_on = _spread(have + got, missing, name, mark, size, pool, report, paths)
+        return (*(node.name for node in got), *passed_on)
 
 
 @contextmanager
@@ -257,16 +261,20 @@ def _spread(
     size: int,
     pool: Pool,
     report: Reporter,
+    paths: bytes | None = None,
 ) -> list[str]:
     """To the others over the network between the nodes: each that has it passes it on. The names of
-    those that got it."""
+    those that got it. `paths`: what to copy, beside what programs have written there; None
+    replaces the whole folder."""
     holders, missing, got = list(holders), list(missing), list[str]()
     while missing:
         pairs = list(zip(holders, missing, strict=False))
         names = [node.name for _, node in pairs]
         report(f"copying {name} ({format_bytes(size)}) between nodes to {', '.join(names)}")
-        commands = {s.name: _render_pass(s, t, name, mark, size) for s, t in pairs}
-        results = pool.run(commands, timeout=3600 + size / SLOWEST)
+        commands = {
+            s.name: _render_pass(s, t, name, mark, size, replaced=paths is None) for s, t in pairs
+        }
+        results = pool.run(commands, stdin=paths or b"", timeout=3600 + size / SLOWEST)
         target = {source.name: node.name for source, node in pairs}
         require_copied([replace(result, node=target[result.node]) for result in results], name)
         holders += [node for _, node in pairs]
@@ -275,24 +283,33 @@ def _spread(
     return got
 
 
-def _render_pass(source: Node, target: Node, name: str, mark: str, size: int) -> str:
-    """What `source` runs to copy the folder to `target`, where it lies unfinished at first."""
+def _render_pass(
+    source: Node, target: Node, name: str, mark: str, size: int, replaced: bool
+) -> str:
+    """What `source` runs to copy the folder to `target`. A folder that is `replaced` lies there
+    unfinished at first; else the paths on stdin are copied into the one that is there."""
     new, final = _quote(target, f".{name}.new"), _quote(target, name)
     done = _quote(target, f".{name}.complete")
-    there = (
-        f"rm -rf {new} {done}; mkdir -p {new} && free=$(df -Pk {new} | awk 'END {{ print $4 }}') &&"
-        f' if [ "$free" -lt {size // 1024} ]; then'
-        f' echo "{size // 1_000_000 + 1} MB are needed, $((free / 1000)) MB are free" >&2; exit 73;'
-        f" fi && TAR_OPTIONS= tar -xof - -C {new}"
-    )
-    finish = f"rm -rf {final} && mv {new}/{shlex.quote(name)} {final} && rm -rf {new}"
+    if replaced:
+        what = "."
+        there = (
+            f"rm -rf {new} {done}; mkdir -p {new} &&"
+            f" free=$(df -Pk {new} | awk 'END {{ print $4 }}') &&"
+            f' if [ "$free" -lt {size // 1024} ]; then echo "{size // 1_000_000 + 1} MB are needed,'
+            f' $((free / 1000)) MB are free" >&2; exit 73; fi && TAR_OPTIONS= tar -xof - -C {new}'
+        )
+        finish = f"rm -rf {final} && mv {new} {final}"
+    else:
+        what = "--no-recursion --null -T -"
+        there = f"rm -f {done}; mkdir -p {final} && TAR_OPTIONS= tar -xof - -C {final}"
+        finish = ":"
     finish += f" && echo {mark} >{done}" if mark else ""
+    archive = f"TAR_OPTIONS= tar -C {_quote(source, name)} -cf - {what}"
     ssh = f"{shlex.quote(source.root)}/bin/clusterctl-ssh {target.name}"
     # A pipeline has the exit code of its last command alone: the archive's goes around it.
     return (
-        f"archive=$({{ {{ TAR_OPTIONS= tar -C {shlex.quote(source.root)}/data -cf -"
-        f" {shlex.quote(name)}; echo $? >&3; }} | {ssh} {shlex.quote(there)} >&2; }} 3>&1) &&"
-        f' [ "$archive" = 0 ] && {ssh} {shlex.quote(finish)}'
+        f"archive=$({{ {{ {archive}; echo $? >&3; }} | {ssh} {shlex.quote(there)} >&2; }} 3>&1) &&"
+        f' [ "$archive" = 0 ] && {ssh} {shlex.quote(finish)} </dev/null'
     )
 
 

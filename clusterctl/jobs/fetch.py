@@ -399,7 +399,7 @@ def get_linked(
     """Copies files of a node into the folder `target`. `command` makes the folder `links` there of
     those whose paths it reads, each with a zero byte behind it. Where the copy breaks off, the
     beginning of a file waits in the folder `begun`, and the next call brings the rest."""
-    linked = transport.run(command, stdin=_render_paths(paths), timeout=LINK_TIMEOUT)
+    linked = transport.run(command, stdin=render_paths(paths), timeout=LINK_TIMEOUT)
     if not linked.ok:
         return linked
     got = _get_rests(transport, linked, links, set(paths), target, begun)
@@ -410,7 +410,7 @@ def get_linked(
     return replace(got, stderr=linked.stdout + got.stderr)
 
 
-def _render_paths(paths: Collection[str]) -> bytes:
+def render_paths(paths: Collection[str]) -> bytes:
     return b"".join(os.fsencode(f"./{path}") + b"\0" for path in paths)
 
 
@@ -446,7 +446,7 @@ def _get_rests(
     if not here:
         return got
     command = f"cd {shlex.quote(links)} && xargs -0 -r rm -f"
-    return transport.run(command, stdin=_render_paths(whole), timeout=LINK_TIMEOUT)
+    return transport.run(command, stdin=render_paths(whole), timeout=LINK_TIMEOUT)
 
 
 # -------------------------------------------------------------------------------------------------

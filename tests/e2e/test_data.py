@@ -21,6 +21,12 @@ root = pathlib.Path(os.environ["CLUSTERCTL_DATA"])
 print(sorted(p.name for p in (root / "tiny").iterdir()), flush=True)
 """
 
+WRITER = """
+import os, pathlib
+tiny = pathlib.Path(os.environ["CLUSTERCTL_DATA"]) / "tiny"
+(tiny / f"of-{os.environ['RANK']}.txt").write_text("")
+"""
+
 pytestmark = [pytest.mark.sshd]
 
 
@@ -30,8 +36,14 @@ def test_a_folder_is_pushed_to_every_worker(cli: Cli) -> None:
     (cli.folder / "read.py").write_text(READER)
     done = cli.json("data", "push", "mine", "--name", "tiny")
     assert done["data"][0]["pushed"] == ["worker-1", "worker-2"]
+    (cli.folder / "write.py").write_text(WRITER)
     ran = cli("run", "--ranks", 2, "read.py")
     assert ran.of(0) == ran.of(1) == ["['a b.txt']"]
+    cli("run", "--ranks", 2, "write.py")
+    cli("data", "push", "mine", "--name", "tiny")
+    ran = cli("run", "--ranks", 2, "read.py")
+    assert ran.of(0) == ["['a b.txt', 'of-0.txt']"]
+    assert ran.of(1) == ["['a b.txt', 'of-1.txt']"], "what programs wrote there stays"
 
 
 @pytest.mark.mpi
