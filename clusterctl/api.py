@@ -22,7 +22,7 @@ from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster as ClusterRecord
 from clusterctl.core.model import Node
 from clusterctl.errors import UsageError
-from clusterctl.options.table import DEFAULT_NAME, Option, Verb
+from clusterctl.options.kinds import DEFAULT_NAME, Option, Verb
 from clusterctl.options.verbs import Run, Up
 
 if TYPE_CHECKING:

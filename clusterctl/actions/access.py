@@ -35,7 +35,7 @@ from clusterctl.errors import (
 )
 from clusterctl.launch import mpirun
 from clusterctl.project import tree
-from clusterctl.state.home import replace_file, write_atomic
+from clusterctl.state.files import replace_file, write_atomic
 from clusterctl.state.store import Store
 from clusterctl.transport.protocol import wrap_command
 

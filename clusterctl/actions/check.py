@@ -29,7 +29,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import CheckRow
 from clusterctl.process import ENDING
-from clusterctl.state.home import write_atomic
+from clusterctl.state.files import write_atomic
 from clusterctl.state.store import Store
 from clusterctl.terraform import binary as terraform_binary
 

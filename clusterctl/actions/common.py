@@ -15,7 +15,8 @@ from clusterctl.core.progress import COPIED
 from clusterctl.core.text import format_time
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.machines import providers
-from clusterctl.state.home import find_home, write_atomic
+from clusterctl.state.files import write_atomic
+from clusterctl.state.home import find_home
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.ssh import CONNECT_LIMIT

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import UsageError, make_write_error
-from clusterctl.options.table import FILE
+from clusterctl.options.kinds import FILE
 from clusterctl.options.verbs import VERBS
 from clusterctl.project import own_project
 

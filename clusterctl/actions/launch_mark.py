@@ -7,7 +7,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.state.home import write_atomic
+from clusterctl.state.files import write_atomic
 from clusterctl.state.store import Store
 
 MARK = "launch.json"

@@ -23,7 +23,7 @@ from clusterctl.insight.report import (
     to_html,
 )
 from clusterctl.insight.scaling import Curve, Curves
-from clusterctl.state.home import replace_file
+from clusterctl.state.files import replace_file
 from clusterctl.state.store import Store
 
 Redact = Callable[[str], str]

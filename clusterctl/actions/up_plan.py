@@ -39,7 +39,7 @@ from clusterctl.machines.protocol import (
     ProviderPlan,
     RegistryLogin,
 )
-from clusterctl.options.table import DOCKER, EC2
+from clusterctl.options.kinds import DOCKER, EC2
 from clusterctl.options.values import LAUNCHER
 from clusterctl.options.verbs import Up
 from clusterctl.state.store import Store

@@ -10,7 +10,7 @@ from clusterctl.cli.clusters import document_removed, remove
 from clusterctl.cli.console import Console, ago, make_plain, pick
 from clusterctl.core.text import count
 from clusterctl.errors import UsageError
-from clusterctl.options.table import DEFAULT_NAME
+from clusterctl.options.kinds import DEFAULT_NAME
 from clusterctl.options.verbs import Attach, Detach
 
 

@@ -7,21 +7,21 @@ from typing import Any
 
 import typer
 
-from clusterctl.cli import progress
+from clusterctl.cli import up_view
 from clusterctl.cli.console import Console, ago, format_table, pick
 from clusterctl.cli.output import document_fetched, note_fetched
 from clusterctl.core.model import Cluster
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import UsageError
-from clusterctl.options.table import DEFAULT_NAME
+from clusterctl.options.kinds import DEFAULT_NAME
 from clusterctl.options.verbs import Detach, Down, Up
 
 
 def up(given: Up, console: Console, *, then: bool = True) -> None:
     """`then`: say how long each phase took, and what to do next."""
     # Also for our modules: on a busy machine they take seconds to load.
-    with console.show_waiting(), progress.watch(console) as nodes:
+    with console.show_waiting(), up_view.watch(console) as nodes:
         _bring_up(given, console, then, nodes)
 
 

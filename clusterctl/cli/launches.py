@@ -19,8 +19,8 @@ from clusterctl.cli import run as cli_run
 from clusterctl.cli.console import Console
 from clusterctl.cli.output import document_fetched, note_fetched
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
-from clusterctl.options import table
-from clusterctl.options.table import Verb
+from clusterctl.options import kinds
+from clusterctl.options.kinds import Verb
 from clusterctl.options.verbs import Down, Launch, Run, Up, find_limit
 from clusterctl.process import Terminated
 from clusterctl.project.tree import Stdin
@@ -33,7 +33,7 @@ def launch(given: Launch, console: Console) -> None:
         raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
     for option, wanted in (("--keep", given.keep), ("--sync", running.sync)):
         if given.detach and wanted:
-            raise UsageError(f"{option} cannot be combined with --detach", hint=table.ONE_OF_TWO)
+            raise UsageError(f"{option} cannot be combined with --detach", hint=kinds.ONE_OF_TWO)
     # Mistakes about the program are found before anything is created.
     resolved = actions_run.resolve_run(running)
     stdin = None if given.dry_run else cli_run.read_input(running)

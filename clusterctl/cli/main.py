@@ -30,8 +30,8 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.options import batch_systems, table
-from clusterctl.options.table import ARGUMENTS, GENERAL, Common, Option, Verb, name_prefix
+from clusterctl.options import batch_systems, kinds
+from clusterctl.options.kinds import ARGUMENTS, GENERAL, Common, Option, Verb, name_prefix
 from clusterctl.options.verbs import CLUSTERS, FAMILIES, VERBS, Launch
 
 # -------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def _collect_launches(given: Verb) -> None:
     """A command about clusters or jobs that has answered goes on with what there is to collect of
     earlier launches."""
     own = isinstance(given, Launch) and given.detach
-    if own or given.heading not in (CLUSTERS, table.JOBS) or given.values.get("dry_run"):
+    if own or given.heading not in (CLUSTERS, kinds.JOBS) or given.values.get("dry_run"):
         return
     from clusterctl.actions import common, launch_mark
 
@@ -404,17 +404,17 @@ def _make_parameter(option: Option[Any]) -> Any:
 def read_options(path: str, parsed: dict[str, Any], extra: list[str]) -> Verb:
     """What was given to a verb: on the command line, else by a variable, else in a settings file.
     Raises UsageError for what it does not take, after --json has had its effect."""
-    verb, settings = VERBS[path], table.read_settings(group_by_word())
+    verb, settings = VERBS[path], kinds.read_settings(group_by_word())
     options = verb.options()
     left = [key for key in options if parsed[key] in (None, False, ())]
-    found = table.find_settings((path.partition(" ")[0], *verb.settings_of), left, settings)
+    found = kinds.find_settings((path.partition(" ")[0], *verb.settings_of), left, settings)
     raw = {**parsed, **{key: setting.value for key, setting in found.items()}}
     Console.get_current().set(json=raw["json"], quiet=raw["quiet"], verbose=raw["verbose"])
     usage = f"`clusterctl {path} --help` shows its options"
     if extra:
         raise UsageError(f"unexpected argument {extra[0]!r}", hint=usage)
     return verb(
-        table.read_values(options, raw, found, usage),
+        kinds.read_values(options, raw, found, usage),
         typed={key for key in options if key not in found and raw[key] not in (None, False, ())},
         settings={key: "" if item.general else item.where for key, item in found.items()},
     )

@@ -16,7 +16,7 @@ from clusterctl.core.job import Hang, HungRanks
 from clusterctl.core.text import fold_runs, read_table
 
 # -------------------------------------------------------------------------------------------------
-# What a thread waits for, by the functions that it is in, and what to do about it: waits.toml.
+# What a thread waits for, by the functions that it is in, and what to do about it: stacks.toml.
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Wait:
     advice: str = ""
 
 
-_TABLES = read_table("waits")
+_TABLES = read_table("stacks")
 _WAITS = {name: Wait(**row) for name, row in _TABLES["waits"].items()}
 CHILD, FILE_LOCK, LOADER, LOCK, OWN_LOCK, SLEEP = (
     _WAITS[name] for name in ("child", "file_lock", "loader", "lock", "own_lock", "sleep")

@@ -34,7 +34,8 @@ from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe
 from clusterctl.jobs.records import read_state
 from clusterctl.jobs.submit import list_rank_nodes, locate_folder
 from clusterctl.project import tree
-from clusterctl.state.home import Home, explain_write_errors, make_private, write_atomic
+from clusterctl.state.files import explain_write_errors, make_private, write_atomic
+from clusterctl.state.home import Home
 from clusterctl.transport import copying, protocol
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Transport

@@ -37,7 +37,7 @@ from clusterctl.jobs.records import Piece
 from clusterctl.jobs.submit import list_nodes
 from clusterctl.options.values import MIN_IDLE
 from clusterctl.process import ENDING, Terminated
-from clusterctl.state.home import explain_write_errors
+from clusterctl.state.files import explain_write_errors
 from clusterctl.transport import pool as transport_pool
 from clusterctl.transport.diagnosis import FAILURES, describe_failure
 from clusterctl.transport.pool import Pool

@@ -27,7 +27,8 @@ from clusterctl.core.variables import redact_patch
 from clusterctl.errors import RecordError
 from clusterctl.project import tree as project_tree
 from clusterctl.project.tree import KEPT_JOBS
-from clusterctl.state.home import Home, explain_write_errors, write_atomic
+from clusterctl.state.files import explain_write_errors, write_atomic
+from clusterctl.state.home import Home
 from clusterctl.state.store import Store
 
 GIT_TIMEOUT = 20.0

@@ -14,7 +14,7 @@ from clusterctl.machines import ledger
 from clusterctl.machines.ledger import Sighting
 from clusterctl.machines.protocol import Cloud, Provider
 from clusterctl.options.batch import BATCH_SYSTEMS
-from clusterctl.options.table import PROVIDER_OPTIONS
+from clusterctl.options.kinds import PROVIDER_OPTIONS
 from clusterctl.transport.protocol import OpenTunnel
 
 PROVIDERS: dict[str, str] = {

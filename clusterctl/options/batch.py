@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from clusterctl.options import table
-from clusterctl.options.table import Group, Limit, Option, flag, text, texts
+from clusterctl.options import kinds
+from clusterctl.options.kinds import Group, Limit, Option, flag, text, texts
 from clusterctl.options.values import at_least_one
 
 Declare = Callable[[str, Group], Option[Any]]
@@ -56,7 +56,7 @@ BATCH_SYSTEMS = {
             **dict.fromkeys(("--gpus", "--gpus-per-node", "--mem", "--mem-per-cpu"), text),
             **dict.fromkeys(("--partition", "--signal"), text),
         },
-        limits={"--mpi": table.SRUN, "--signal": table.SUPERVISED},
+        limits={"--mpi": kinds.SRUN, "--signal": kinds.SUPERVISED},
         short={"-N": "--nodes", "-p": "--partition", "-t": "--time"},
     ),
     "sge": BatchOptions(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from clusterctl.options import table
+from clusterctl.options import kinds
 from clusterctl.options.batch import BATCH_SYSTEMS
-from clusterctl.options.table import Group, Limit, Option, flag, join_words, text
+from clusterctl.options.kinds import Group, Limit, Option, flag, join_words, text
 
 
 @cache
@@ -47,7 +47,7 @@ NOT_MOUNTED = Limit(
     ),
 )
 
-GROUP = Group(f"Batch systems ({_join_titles(ALL)})", (ONLY, table.STAGED))
+GROUP = Group(f"Batch systems ({_join_titles(ALL)})", (ONLY, kinds.STAGED))
 _ALL = Group(
     GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(BATCH_SYSTEMS) == 2 else 'any'}"
 )
@@ -73,7 +73,7 @@ PASSED: tuple[Option[Any], ...] = (
         text(f"--{name}", _ALL)
         for name in ("account", "job-name", "mail-type", "mail-user", "time")
     ],
-    flag("--requeue", _ALL, limits=(ONLY, table.SUPERVISED, table.STAGED)),
+    flag("--requeue", _ALL, limits=(ONLY, kinds.SUPERVISED, kinds.STAGED)),
     *[kind(word, _GROUPS[word]) for word, kind in _KINDS.items()],
 )
 """Options of `run` that go to the batch system as they are."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from clusterctl.core.sweep import check_array, check_axis
 from clusterctl.errors import UsageError
-from clusterctl.options import batch_systems, table
+from clusterctl.options import batch_systems, kinds
 from clusterctl.options.batch import BATCH_SYSTEMS
-from clusterctl.options.table import (
+from clusterctl.options.kinds import (
     ARGUMENTS,
     DEFAULT_NAME,
     GENERAL,
@@ -102,7 +102,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "clusterctl up --provider docker --gpus all lab",
     )
     MACHINE = Group("Machines")
-    EC2 = Group("Amazon EC2", (table.EC2,))
+    EC2 = Group("Amazon EC2", (kinds.EC2,))
 
     name = NEW_NAME
     cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
@@ -126,17 +126,17 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "[ID]",
         check=shared_folder,
         alone=LAUNCHER,
-        limits=table.FILE_SYSTEM,
+        limits=kinds.FILE_SYSTEM,
     )
     image = texts(
         *("--image", MACHINE, "Container image of all nodes, or of a kind of node; repeatable"),
         "[KIND=]IMAGE",
-        limits=table.IMAGE,
+        limits=kinds.IMAGE,
     )
     gpus = words(
         *("--gpus", MACHINE, "This machine's GPUs for the workers", "0,1|all"),
         check=indices,
-        limits=table.DOCKER,
+        limits=kinds.DOCKER,
     )
     gpu = texts(
         "--gpu", EC2, "GPU workers: g4dn or T4, g4ad, g5, g6, p4d, p5; repeatable", "FAMILY[:N]"
@@ -164,7 +164,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     tag = texts("--tag", EC2, "Tag for the cluster's AWS resources; repeatable", "KEY=VALUE")
     ssh_cidr = text(
         *("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B"),
-        limits=table.SSH_CIDR,
+        limits=kinds.SSH_CIDR,
     )
     instance_connect = flag(
         "--instance-connect", EC2, "Connect through an endpoint of AWS, where SSH is closed"
@@ -263,9 +263,12 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         )
         for flag, name in batch_systems.FLAGS.items()
     )
-    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=table.HERE)
+    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=kinds.HERE)
     identity = file(
-        "--identity", OPTIONS, "SSH private key (default: ssh_config and agent)", limits=table.HERE
+        "--identity",
+        OPTIONS,
+        "SSH private key (default: ssh_config and agent)",
+        limits=kinds.HERE,
     )
     workdir = text(
         "--workdir",
@@ -274,7 +277,10 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         "DIR",
     )
     bootstrap = flag(
-        "--bootstrap", OPTIONS, "Install missing programs with sudo", limits=table.limit_to("hosts")
+        "--bootstrap",
+        OPTIONS,
+        "Install missing programs with sudo",
+        limits=kinds.limit_to("hosts"),
     )
     shared = flag("--shared", OPTIONS, limits=batch_systems.NOT_MOUNTED)
 
@@ -365,7 +371,7 @@ class Gc(Common, heading=CLUSTERS, module="lifetime"):
     )
     region = texts("--region", OPTIONS, "Region (default: all); repeatable", "NAME")
     dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
-    cluster = cluster_option(table.exclude("adopt"), help="Remove only this cluster")
+    cluster = cluster_option(kinds.exclude("adopt"), help="Remove only this cluster")
     yes = YES
 
 
@@ -375,8 +381,8 @@ class Gc(Common, heading=CLUSTERS, module="lifetime"):
 ENV = "Variable for all ranks; repeatable"
 ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
 
-STAGED = (table.STAGED,)
-SUPERVISED = (table.STAGED, table.SUPERVISED)
+STAGED = (kinds.STAGED,)
+SUPERVISED = (kinds.STAGED, kinds.SUPERVISED)
 SELDOM = "Less common, see docs/jobs.md"
 """What the help says before options that it only names, so that it fits on 60 lines."""
 
@@ -438,11 +444,11 @@ class Run(Started, heading=JOBS, module="run"):
     launcher = choice(
         *("--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun"),
         empty="auto",
-        limits=(table.STAGED, table.NOT_ONCE),
+        limits=(kinds.STAGED, kinds.NOT_ONCE),
     )
     mpirun_args = texts(
         *("--mpirun-arg", RANKS, "Option for mpirun: '--map-by numa'; repeatable", "ARG"),
-        limits=(table.STAGED, table.MPIRUN),
+        limits=(kinds.STAGED, kinds.MPIRUN),
     )
     sweep = texts(
         *("--sweep", SWEEP, "Run once per value: lr=0.1,0.01; repeatable", "NAME=VALUES"),
@@ -491,7 +497,7 @@ class Run(Started, heading=JOBS, module="run"):
     )
     on_node_loss = choice(
         *("--on-node-loss", JOB, "If a node is lost", "replace", "shrink", "fail"),
-        limits=(table.REPLACED, table.SUPERVISED),
+        limits=(kinds.REPLACED, kinds.SUPERVISED),
     )
     resume_args = text(
         *("--resume-args", JOB, "Arguments to resume: '--resume {snapshot}'", "ARGS"),
@@ -499,16 +505,19 @@ class Run(Started, heading=JOBS, module="run"):
     )
     keep_files = texts(
         *("--keep-files", JOB, "Outputs to copy to the launcher; repeatable", "GLOB"),
-        limits=(table.DIRECT, table.SUPERVISED),
+        limits=(kinds.DIRECT, kinds.SUPERVISED),
         check=pattern,
     )
     sync = text(
         *("--sync", JOB, "Copy outputs to a folder here while the job runs", "DIR"),
-        limits=(table.DIRECT, table.SUPERVISED, table.ATTENDED),
+        limits=(kinds.DIRECT, kinds.SUPERVISED, kinds.ATTENDED),
         check=local_folder,
     )
     now = flag(
-        "--now", MORE_JOB, "Do not wait for other jobs", limits=(table.DIRECT, table.SUPERVISED)
+        "--now",
+        MORE_JOB,
+        "Do not wait for other jobs",
+        limits=(kinds.DIRECT, kinds.SUPERVISED),
     )
     dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
     emit = choice(
@@ -530,7 +539,7 @@ class Run(Started, heading=JOBS, module="run"):
     container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
 
     passed = batch_systems.PASSED
-    json = flag("--json", GENERAL, "Print one JSON object per line", limits=table.NOT_TERMINAL)
+    json = flag("--json", GENERAL, "Print one JSON object per line", limits=kinds.NOT_TERMINAL)
 
     def pick_fields(self, spec: type[Any]) -> dict[str, Any]:
         found = super().pick_fields(spec)
@@ -668,17 +677,17 @@ class Logs(Common, heading=JOBS, module="jobs"):
     rank = whole("--rank", OPTIONS, "Show only this rank")
     tail = number(
         *("--tail", OPTIONS, "Show the last N lines of each rank"),
-        limits=(table.exclude("follow"), table.exclude("metrics")),
+        limits=(kinds.exclude("follow"), kinds.exclude("metrics")),
     )
     grep = text(
         *("--grep", OPTIONS, "Show lines that match an expression", "REGEX"),
         check=expression,
-        limits=table.exclude("metrics"),
+        limits=kinds.exclude("metrics"),
     )
     metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
     csv = flag(
         *("--csv", OPTIONS, "Print metrics as comma-separated values"),
-        limits=(table.limit_to("metrics"), table.exclude("follow", "json")),
+        limits=(kinds.limit_to("metrics"), kinds.exclude("follow", "json")),
     )
     json = JSON_LINES
     cluster = OF_JOB
@@ -864,7 +873,7 @@ class Ssh(Common, heading=MACHINES, module="access"):
         "SECONDS",
         check=seconds,
         empty=600.0,
-        limits=table.limit_to("json"),
+        limits=kinds.limit_to("json"),
     )
 
     @classmethod
@@ -910,9 +919,13 @@ class SshConfig(Common, heading=MACHINES, module="access", name="ssh-config"):
     examples = ("clusterctl ssh-config", "ssh default-worker-1")
     show = flag("--print", OPTIONS, "Print the line and change nothing", settable=False)
     remove = flag(
-        "--remove", OPTIONS, "Remove the line again", limits=table.exclude("print"), settable=False
+        "--remove",
+        OPTIONS,
+        "Remove the line again",
+        limits=kinds.exclude("print"),
+        settable=False,
     )
-    cluster = cluster_option(table.NEVER)
+    cluster = cluster_option(kinds.NEVER)
 
 
 class Init(Common, heading=MACHINES, module="access"):
@@ -920,7 +933,7 @@ class Init(Common, heading=MACHINES, module="access"):
 
     examples = ("clusterctl init", "clusterctl init --print")
     only_print = flag("--print", OPTIONS, "Print it, and write no file", settable=False)
-    cluster = cluster_option(table.NEVER)
+    cluster = cluster_option(kinds.NEVER)
 
 
 class Check(Common, heading=MACHINES, module="access"):
@@ -932,13 +945,13 @@ class Check(Common, heading=MACHINES, module="access"):
     settings_of = ("up",)
     examples = ("clusterctl check", "clusterctl check --real")
     real = flag("--real", OPTIONS, "Create and remove a cluster on EC2, and write a report")
-    REAL = Group(OPTIONS.heading, (table.limit_to("real"),))
+    REAL = Group(OPTIONS.heading, (kinds.limit_to("real"),))
     of_up: tuple[Option[Any], ...] = (
         *(Up.region.move(REAL), Up.ssh_cidr.move(REAL), Up.vpc.move(REAL)),
         *(Up.subnet.move(REAL), Up.tag.move(REAL), Up.runtime.move(REAL)),
     )
     yes = YES
-    cluster = cluster_option(table.NEVER)
+    cluster = cluster_option(kinds.NEVER)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -968,21 +981,21 @@ class DataGet(Common, heading=DATA, module="data"):
         OPTIONS,
         "Name of the folder on the workers",
         "NAME",
-        limits=table.limit_to("url", "works only with a URL"),
+        limits=kinds.limit_to("url", "works only with a URL"),
     )
     sha256 = text(
         "--sha256",
         OPTIONS,
         "Checksum of the file",
         "HEX",
-        limits=table.limit_to("url", "works only with a URL"),
+        limits=kinds.limit_to("url", "works only with a URL"),
         check=sha256_hex,
     )
     mirror = text(
         "--mirror", OPTIONS, "URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR"
     )
     no_push = flag("--no-push", OPTIONS, "Do not copy to the workers")
-    cluster = cluster_option(table.exclude("no-push"))
+    cluster = cluster_option(kinds.exclude("no-push"))
 
 
 class DataPush(Common, heading=DATA, module="data"):
@@ -997,7 +1010,7 @@ class DataList(Common, heading=DATA, module="data"):
     """List the data sets, and which of them are on this machine."""
 
     examples = ("clusterctl data list",)
-    cluster = cluster_option(table.NEVER)
+    cluster = cluster_option(kinds.NEVER)
 
 
 class DataIndex(Common, heading=DATA, module="data"):
@@ -1006,8 +1019,8 @@ class DataIndex(Common, heading=DATA, module="data"):
     passes_options = True
     examples = ("clusterctl data index train val",)
     words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
-    json = flag("--json", GENERAL, limits=table.NEVER)
-    cluster = cluster_option(table.NEVER)
+    json = flag("--json", GENERAL, limits=kinds.NEVER)
+    cluster = cluster_option(kinds.NEVER)
 
 
 class ImageBuild(Common, heading=DATA, module="data"):
@@ -1017,7 +1030,7 @@ class ImageBuild(Common, heading=DATA, module="data"):
     name = text("", ARGUMENTS, _RECIPES, "NAME")
     push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
     base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
-    cluster = cluster_option(table.NEVER)
+    cluster = cluster_option(kinds.NEVER)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ from clusterctl.core.model import Node
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import tree as project_tree
-from clusterctl.state.home import find_home, write_atomic
+from clusterctl.state.files import write_atomic
+from clusterctl.state.home import find_home
 
 # -------------------------------------------------------------------------------------------------
 # uv, on this machine, with the user's settings.

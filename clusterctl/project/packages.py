@@ -42,7 +42,8 @@ from clusterctl.project.own_project import (
 )
 from clusterctl.project.program import Resolved, find_closest
 from clusterctl.project.words import find_shell_text
-from clusterctl.state.home import Home, write_atomic
+from clusterctl.state.files import write_atomic
+from clusterctl.state.home import Home
 from clusterctl.transport.pool import Pool
 
 KEPT = ("torch", "mpi4py")
@@ -370,7 +371,7 @@ class _Environment:
         self._set_up(list(pairs.values()))
 
     def _set_up(self, nodes: Sequence[Node]) -> None:
-        script = assets.render("job/environment.py").encode()
+        script = assets.render("job/make_venv.py").encode()
         commands = {}
         for node in nodes:
             words = (self._locate_scratch(node), locate_packages(node, self._digest))

@@ -1,5 +1,5 @@
-"""What of a program's files will not be on the nodes as it is here, said before the job starts:
-links that lead elsewhere, files that git has not fetched, an interpreter that is missing."""
+"""The tree of a program: which of its files are staged (by git's own rules of what is ignored, or
+the whole folder), how they are packed, and what of them will not be on the nodes as it is here."""
 
 from __future__ import annotations
 

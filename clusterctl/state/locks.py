@@ -12,7 +12,8 @@ from pathlib import Path
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Reporter
 from clusterctl.errors import RecordError
-from clusterctl.state.home import Home, explain_write_errors
+from clusterctl.state.files import explain_write_errors
+from clusterctl.state.home import Home
 
 ORPHAN_LIMIT = 3600.0
 """Seconds to wait for an orphan. Terraform finishes or gives up long before."""

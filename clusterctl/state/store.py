@@ -27,7 +27,8 @@ from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job, Provenance
 from clusterctl.core.model import Cluster, Phase, Role
 from clusterctl.errors import NewerRecordError, RecordError
-from clusterctl.state.home import Home, explain_write_errors, write_atomic
+from clusterctl.state.files import explain_write_errors, write_atomic
+from clusterctl.state.home import Home
 
 # -------------------------------------------------------------------------------------------------
 # The version of records: what an earlier clusterctl wrote is brought forward, what a later one

@@ -11,19 +11,21 @@ from typing import Any
 
 from clusterctl import process
 from clusterctl.core.model import Reporter
-from clusterctl.state.home import write_atomic
+from clusterctl.state.files import write_atomic
 from clusterctl.terraform.binary import (
     Binary,
+    InitCache,
+    build_command_line,
+    load_flag,
+    make_environment,
+)
+from clusterctl.terraform.events import (
     Diagnostic,
     Event,
-    InitCache,
     Outputs,
     PlannedChange,
     TerraformError,
-    build_command_line,
     find_first_line,
-    load_flag,
-    make_environment,
     parse_event,
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.options.batch import BatchOptions
-from clusterctl.options.table import text
+from clusterctl.options.kinds import text
 
 OPTIONS = BatchOptions(
     title="OAR",

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, sys
 from importlib import import_module
-from clusterctl.options.table import PROVIDER_OPTIONS, ProviderOptions
+from clusterctl.options.kinds import PROVIDER_OPTIONS, ProviderOptions
 
 PROVIDER_OPTIONS["processes"] = ProviderOptions(title="sshd", shares=frozenset({"--disk"}))
 example = import_module("tests.contract.example_provider")

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from clusterctl.errors import ProviderError
-from clusterctl.machines.ec2 import deadline as ec2_deadline
-from clusterctl.machines.ec2 import remove
+from clusterctl.machines.ec2 import remove, schedules
 from clusterctl.machines.ec2.api import Api
 from tests.ec2.conftest import policy
 from tests.sim.lab import Lab
@@ -26,21 +25,21 @@ def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     yield made
     lab.ec2.policy(None)
     for group in lab.ec2.schedules:
-        ec2_deadline.remove_schedule(made, group)
+        schedules.remove_schedule(made, group)
 
 
 def arm(api: Api, ids: list[str], deadline: float) -> None:
-    ec2_deadline.prepare(api, "lab-1")
-    ec2_deadline.schedule_ends(api, "lab-1", ids, deadline)
+    schedules.prepare(api, "lab-1")
+    schedules.schedule_ends(api, "lab-1", ids, deadline)
 
 
 def test_tags_of_a_group_that_is_there_change(lab: Lab, api: Api) -> None:
     """With the rights of infra/ec2/policy.json: those of one that is gone are no failure."""
-    ec2_deadline.prepare(api, "lab-1", {"clusterctl:deadline": "early", "team": "ml"})
-    ec2_deadline.prepare(api, "lab-1", {"clusterctl:deadline": "late"})
+    schedules.prepare(api, "lab-1", {"clusterctl:deadline": "early", "team": "ml"})
+    schedules.prepare(api, "lab-1", {"clusterctl:deadline": "late"})
     tags = {"clusterctl:cluster": "lab-1", "clusterctl:deadline": "late", "team": "ml"}
     assert lab.ec2.group_tags == {"clusterctl-lab-1": tags}
-    ec2_deadline.label_schedule(api, "gone-1", {"clusterctl:deadline": "late"})
+    schedules.label_schedule(api, "gone-1", {"clusterctl:deadline": "late"})
 
 
 def test_machines_that_left_the_cluster_have_no_schedule(lab: Lab, api: Api) -> None:
@@ -64,13 +63,13 @@ def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> N
             TagSpecifications=[{"ResourceType": "natgateway", "Tags": tags}],
         )["NatGateway"]["NatGatewayId"]
         ids[cluster] = (gateway, address)
-    said = ec2_deadline.check_schedule(api, nat=True)
+    said = schedules.check_schedule(api, nat=True)
     assert said == "AWS terminates what still runs one minute later, and removes the NAT gateway"
     deadline = time.time() + 3600
-    ec2_deadline.prepare(api, "lab-1")
-    ec2_deadline.schedule_ends(api, "lab-1", [], deadline, nat=True)
-    [schedules] = lab.ec2.schedules.values()
-    assert set(schedules) == set(ids["lab-1"])
+    schedules.prepare(api, "lab-1")
+    schedules.schedule_ends(api, "lab-1", [], deadline, nat=True)
+    [group] = lab.ec2.schedules.values()
+    assert set(group) == set(ids["lab-1"])
 
     lab.ec2.turn_the_scheduler_ahead(3600 + 1000)
     until = time.monotonic() + 20
@@ -90,7 +89,7 @@ def test_aws_removes_a_nat_gateway_and_then_its_address(lab: Lab, api: Api) -> N
 
 def test_schedules_go_with_the_cluster_and_are_found_without_it(lab: Lab, api: Api) -> None:
     arm(api, [f"i-{7:017}"], time.time() + 3600)
-    [left] = [item for item in remove.find_tagged(api) if item.kind == ec2_deadline.KIND]
+    [left] = [item for item in remove.find_tagged(api) if item.kind == schedules.KIND]
     assert (left.id, left.cluster) == ("clusterctl-lab-1", "lab-1")
     remove.remove_cluster(api, "lab-1", print)
     assert lab.ec2.schedules == {}
@@ -100,20 +99,20 @@ def test_schedules_go_with_the_cluster_and_are_found_without_it(lab: Lab, api: A
 def test_whoever_may_make_roles_makes_this_one_once(lab: Lab, api: Api) -> None:
     """A role that is new is not known everywhere at once; without the right nothing is made."""
     lab.ec2.remove_role()
-    assert "if you may create the role clusterctl-deadline" in ec2_deadline.check_schedule(api)
+    assert "if you may create the role clusterctl-deadline" in schedules.check_schedule(api)
     with pytest.raises(ProviderError, match=r"not allowed to do that.*iam:CreateRole"):
-        ec2_deadline.prepare(api, "lab-1")
+        schedules.prepare(api, "lab-1")
     assert lab.ec2.schedules == {}
     lab.ec2.policy(None)
     lab.ec2.fault("late", seconds=1.5)
     arm(api, [f"i-{7:017}"], time.time() + 3600)
     assert len(lab.ec2.schedules["clusterctl-lab-1"]) == 1
     lab.ec2.policy(policy())
-    assert ec2_deadline.check_schedule(api) == "AWS terminates what still runs one minute later"
+    assert schedules.check_schedule(api) == "AWS terminates what still runs one minute later"
 
 
 def test_without_the_rights_there_is_nothing_to_find(lab: Lab, api: Api) -> None:
     lab.ec2.policy({"Statement": [{"Effect": "Allow", "Action": "ec2:*", "Resource": "*"}]})
     with pytest.raises(ProviderError, match="not allowed to do that"):
-        ec2_deadline.check_schedule(api)
-    assert ec2_deadline.find_schedule(api, "lab-1") == []
+        schedules.check_schedule(api)
+    assert schedules.find_schedule(api, "lab-1") == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.options.table import (
+from clusterctl.options.kinds import (
     Group,
     cluster_option,
     find_files,

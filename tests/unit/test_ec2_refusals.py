@@ -12,7 +12,7 @@ import pytest
 from clusterctl.core import keys
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.machines.ec2 import api, deadline, network, preflight, refusals, spec
+from clusterctl.machines.ec2 import api, network, preflight, refusals, schedules, spec
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.host_keys import HostKeys
@@ -563,7 +563,7 @@ def test_schedules_have_them() -> None:
             made.update({action: arguments})
             return {}
 
-    deadline.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml", "empty": ""})
+    schedules.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml", "empty": ""})
     assert made["create_schedule_group"]["Tags"] == [
         {"Key": "team", "Value": "ml"},
         {"Key": "clusterctl:cluster", "Value": "lab-1"},
@@ -587,7 +587,7 @@ def test_a_group_of_schedules_that_is_there_gets_them(refused: bool) -> None:
                 raise refusals.make_refusal(action, "AccessDeniedException", "no", "us-east-1")
             return {}
 
-    deadline.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml"})
+    schedules.prepare(Scheduling("us-east-1"), "lab-1", {"team": "ml"})
     action, arguments = asked[-1]
     assert action == "tag_resource"
     arn = "arn:aws:scheduler:us-east-1:123456789012:schedule-group/clusterctl-lab-1"

@@ -31,7 +31,7 @@ from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.ec2.refusals import CapacityError
 from clusterctl.machines.ec2.spec import ProviderState, make_reporter
 from clusterctl.machines.protocol import ProviderPlan
-from clusterctl.terraform.binary import Diagnostic, ResourceChange, TerraformError
+from clusterctl.terraform.events import Diagnostic, ResourceChange, TerraformError
 from clusterctl.terraform.folder import Terraform
 from tests.unit.fake_ec2 import Allowing, instance
 from tests.unit.making import cluster, node

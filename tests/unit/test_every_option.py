@@ -49,7 +49,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import Cloud, ProviderPlan, Resource
-from clusterctl.options.table import Option, Verb
+from clusterctl.options.kinds import Option, Verb
 from clusterctl.options.verbs import VERBS, find_limit
 from tests.unit.calling import Call, Said, state
 from tests.unit.making import cluster, job, node, spec
@@ -74,7 +74,7 @@ EMIT = {"slurm": "sbatch", "sge": "qsub"}
 
 @dataclass(frozen=True)
 class Scene:
-    """A command line that works. `circumstances`: see `clusterctl.options.table`."""
+    """A command line that works. `circumstances`: see `clusterctl.options.kinds`."""
 
     verb: str
     words: tuple[str, ...] = ()

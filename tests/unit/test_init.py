@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.actions import init
 from clusterctl.insight import messages
-from clusterctl.options import table
+from clusterctl.options import kinds
 from clusterctl.options.verbs import VERBS
 from tests.unit.calling import Call
 from tests.unit.making import job
@@ -23,8 +23,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Path
     return folder
 
 
-def read() -> table.Settings:
-    return table.read_settings({verb: options.options() for verb, options in VERBS.items()})
+def read() -> kinds.Settings:
+    return kinds.read_settings({verb: options.options() for verb, options in VERBS.items()})
 
 
 def test_commands_and_packages_of_a_project(project: Path, call: Call) -> None:

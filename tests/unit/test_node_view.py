@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cli import progress
+from clusterctl.cli import up_view
 from clusterctl.cli.console import Console
 from clusterctl.core.progress import (
     BOOTING,
@@ -34,7 +34,7 @@ def without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(*nodes: NodeState, stage: str = "", height: int = 24) -> list[str]:
-    return progress.describe_nodes(Picture(stage, 12.0, nodes), height)
+    return up_view.describe_nodes(Picture(stage, 12.0, nodes), height)
 
 
 def test_a_line_for_each_node() -> None:
@@ -102,7 +102,7 @@ def test_it_fits_every_window(height: int) -> None:
     phases = (READY, PULLING, BOOTING, REQUESTED)
     nodes = [NodeState(f"worker-{n}", phases[n % 4], "", 5.0) for n in range(256)]
     shown = lines(*nodes, stage="preparing nodes", height=height)
-    assert len(shown) <= max(progress.LEAST, height // 2)
+    assert len(shown) <= max(up_view.LEAST, height // 2)
     assert shown[0].startswith("256 nodes: ")
     assert shown[-1] == "preparing nodes, 12 s"
 
@@ -129,23 +129,23 @@ def test_only_a_terminal_that_somebody_looks_at_has_it(
     if term:
         monkeypatch.setenv("TERM", term)
     console = Console().set(**settings)
-    with progress.watch(console) as nodes:
+    with up_view.watch(console) as nodes:
         assert nodes.watched is shown
 
 
 PROGRAM = """
 import pathlib, sys, time
-from clusterctl.cli import progress
+from clusterctl.cli import up_view
 from clusterctl.cli.console import Console
 folder = pathlib.Path(sys.argv[1])
 def wait(name):
     end = time.monotonic() + 60
     while not (folder / name).exists() and time.monotonic() < end:
         time.sleep(0.02)
-progress.DELAY = 0.0
+up_view.DELAY = 0.0
 console = Console.begin()
 try:
-    with progress.watch(console) as nodes:
+    with up_view.watch(console) as nodes:
         nodes.expect({"launcher": "launcher", "worker-1": "worker"})
         nodes.show_stage("creating nodes")
         wait("go")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.options.table import name_prefix
+from clusterctl.options.kinds import name_prefix
 from clusterctl.options.values import duration
 from clusterctl.options.verbs import VERBS, find_limit
 from tests.unit.calling import Call, clusterctl, judge

@@ -40,13 +40,13 @@ from clusterctl.machines.attached import SgeProvider, SlurmProvider
 from clusterctl.machines.docker import containers
 from clusterctl.machines.ec2 import api, refusals
 from clusterctl.machines.local import layout
-from clusterctl.options.table import Option
+from clusterctl.options.kinds import Option
 from clusterctl.options.verbs import VERBS
 from clusterctl.project import packages
 from clusterctl.project import tree as project_tree
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
-from clusterctl.terraform import binary
+from clusterctl.terraform import binary, events
 from clusterctl.terraform import folder as terraform_folder
 from clusterctl.terraform.binary import parse_version
 from clusterctl.transport import pool
@@ -300,7 +300,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "slurm": lambda text: load_system("slurm").parse_status(job(state=JobState.RUNNING), text),
     "sge": lambda text: load_system("sge").parse_status(job(state=JobState.RUNNING), text),
     "facts": facts.parse_facts,
-    "terraform": lambda text: binary.parse_event(text.encode()),
+    "terraform": lambda text: events.parse_event(text.encode()),
     "nvidia-smi": verify.read_nvidia_smi,
     "rocm-smi": verify.read_rocm_smi,
     "reduce_all.py": lambda text: verify.read_reduction("mpi", text),

@@ -22,7 +22,8 @@ from clusterctl.actions.common import open_store
 from clusterctl.core.job import Hang, HungRanks, JobState, RankFailure
 from clusterctl.core.model import Accelerator, Phase
 from clusterctl.errors import NewerRecordError, RecordError, UsageError
-from clusterctl.state.home import Home, find_home, replace_file, write_atomic
+from clusterctl.state.files import replace_file, write_atomic
+from clusterctl.state.home import Home, find_home
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import VERSION, Store
 from tests.unit.calling import Call
@@ -597,7 +598,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_record(
 ) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from clusterctl.state.home import write_atomic\n"
+        "from clusterctl.state.files import write_atomic\n"
         "n = 0\n"
         "while True:\n"
         "    n += 1; write_atomic(Path(sys.argv[1]), b'%d' % (n % 10) * 200_000)\n"

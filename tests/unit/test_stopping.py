@@ -21,7 +21,7 @@ from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.jobs.follow import StartSignals
 from clusterctl.launch import launcher
 from clusterctl.project.tree import Tree
-from clusterctl.state.home import explain_write_errors
+from clusterctl.state.files import explain_write_errors
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, request
 

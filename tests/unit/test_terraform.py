@@ -17,9 +17,10 @@ import pytest
 
 from clusterctl import process
 from clusterctl.errors import ProviderError
-from clusterctl.terraform import binary
+from clusterctl.terraform import binary, events
 from clusterctl.terraform import folder as terraform_folder
-from clusterctl.terraform.binary import Binary, Diagnostic, Outputs, ResourceChange
+from clusterctl.terraform.binary import Binary
+from clusterctl.terraform.events import Diagnostic, Outputs, ResourceChange
 from clusterctl.terraform.folder import Terraform
 from tests.unit.tables import rows
 
@@ -48,7 +49,7 @@ from tests.unit.tables import rows
     ],
 )
 def test_events(line: str, event: binary.Event | None) -> None:
-    assert binary.parse_event(line.encode()) == event
+    assert events.parse_event(line.encode()) == event
 
 
 FAKE = """#!{python}

@@ -29,9 +29,18 @@ from clusterctl.core.progress import NodePhases
 from clusterctl.errors import ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import api as ec2_api
-from clusterctl.machines.ec2 import deadline as ec2_deadline
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
-from clusterctl.machines.ec2 import ledger, network, plan, prices, refusals, remove, spec, tunnels
+from clusterctl.machines.ec2 import (
+    ledger,
+    network,
+    plan,
+    prices,
+    refusals,
+    remove,
+    schedules,
+    spec,
+    tunnels,
+)
 from clusterctl.machines.ec2.api import (
     SETTLE,
     STOPPED,
@@ -47,7 +56,7 @@ from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
 from clusterctl.machines.ec2.spec import ProviderState
 from clusterctl.machines.ec2.tunnels import ConnectEndpoint
 from clusterctl.machines.protocol import LAUNCHER, Created, Resource
-from clusterctl.terraform import binary
+from clusterctl.terraform import events
 from clusterctl.terraform import folder as terraform_folder
 from clusterctl.transport.ssh import preload
 
@@ -96,7 +105,7 @@ def apply(
     while True:
         try:
             return apply_once()
-        except binary.TerraformError as error:
+        except events.TerraformError as error:
             said = [item.text for item in error.diagnostics]
             before, known = known, len(runner.list_resources())
             if isinstance(refusals.from_terraform(said), CapacityError):
@@ -174,7 +183,7 @@ def make_is_known(runner: terraform_folder.Terraform) -> Callable[[Resource], bo
     tainted = terraform_folder.find_tainted(state)
     return lambda left: (
         left.managed
-        or left.kind in ("VPC endpoint", ec2_deadline.KIND)
+        or left.kind in ("VPC endpoint", schedules.KIND)
         or (
             _NAMED_BY_US[left.kind] in types
             if left.kind in _NAMED_BY_US
@@ -188,7 +197,7 @@ def destroy(api: Api, cluster: Cluster, folder: Path, report: Reporter) -> None:
     _destroy_known(api, cluster, folder, report)
     if not find_instances(api, cluster.id):
         with suppress(ProviderError):  # the search below finds what is left
-            ec2_deadline.remove_schedule(api, ec2_deadline.name_group(cluster.id))
+            schedules.remove_schedule(api, schedules.name_group(cluster.id))
     state = spec.load_state(folder)
     # An `up` was cut off: what it made last may have no tags yet, and no Terraform knows of it.
     settle = SETTLE if state and state.unfinished else 0.0
@@ -328,7 +337,7 @@ def make_attempts(
                 may_go=partial(_list_removable, order, runner),
                 nodes=order.nodes,
             )
-        except binary.TerraformError as error:
+        except events.TerraformError as error:
             known = refusals.from_terraform(item.text for item in error.diagnostics)
             if not isinstance(known, CapacityError):
                 raise known or error from error
@@ -477,22 +486,19 @@ def schedule_ends(order: Order, made: set[str], report: Reporter) -> None:
         there = made | {item.id for item in find_instances(api, id)}
         nat = order.found.nat
         # A NAT gateway costs money without machines, and ends itself even less.
-        if not order.cluster.deadline or not (
-            there or (nat and ec2_deadline.find_network(api, id))
-        ):
+        if not order.cluster.deadline or not (there or (nat and schedules.find_network(api, id))):
             return
         until = {ec2_api.DEADLINE_TAG: ec2_api.render_deadline(order.cluster.deadline)}
-        ec2_deadline.prepare(api, id, {**_make_tags(order), **until})
+        schedules.prepare(api, id, {**_make_tags(order), **until})
         state.guarded = True
         spec.save_state(order.folder, state)
-        ec2_deadline.schedule_ends(api, id, there, order.cluster.deadline, nat=nat)
+        schedules.schedule_ends(api, id, there, order.cluster.deadline, nat=nat)
     except ProviderError as error:
         if isinstance(error, RefusedByAws) and refusals.is_account_error(error):
             state.guarded = guarded
             spec.save_state(order.folder, state)
         report(
-            f"AWS itself does not terminate the machines ({error.message}):"
-            f" {ec2_deadline.UNGUARDED}"
+            f"AWS itself does not terminate the machines ({error.message}): {schedules.UNGUARDED}"
         )
 
 

@@ -27,7 +27,7 @@ from clusterctl.core.model import Node, NodeResult, Reporter, fold
 from clusterctl.core.progress import CONNECTED, CONNECTING, NodePhases
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.machines.ec2.tunnels import DENIED
-from clusterctl.state.home import write_atomic
+from clusterctl.state.files import write_atomic
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import OpenTunnel
 from clusterctl.transport.ssh import SshTransport

@@ -11,8 +11,7 @@ from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, Reporter, Runt
 from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
-from clusterctl.machines.ec2 import deadline as ec2_deadline
-from clusterctl.machines.ec2 import preflight, prices
+from clusterctl.machines.ec2 import preflight, prices, schedules
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.protocol import LAUNCHER
@@ -186,10 +185,10 @@ def describe_plan(
         )
     yield f"every node shuts down at {format_time(deadline)}, even if this machine is off"
     try:
-        yield ec2_deadline.check_schedule(api, nat=found.nat)
+        yield schedules.check_schedule(api, nat=found.nat)
     except ProviderError as error:
         yield (
-            f"AWS itself terminates none of them ({error.message}): {ec2_deadline.UNGUARDED}"
+            f"AWS itself terminates none of them ({error.message}): {schedules.UNGUARDED}"
             + "; the NAT gateway keeps costing money then" * found.nat
         )
     yield (

@@ -23,8 +23,7 @@ from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.machines import charges
 from clusterctl.machines import ledger as machines_ledger
 from clusterctl.machines.ec2 import create as ec2_create
-from clusterctl.machines.ec2 import deadline as ec2_deadline
-from clusterctl.machines.ec2 import ledger, network, preflight, tunnels
+from clusterctl.machines.ec2 import ledger, network, preflight, schedules, tunnels
 from clusterctl.machines.ec2 import plan as ec2_plan
 from clusterctl.machines.ec2 import remove as ec2_remove
 from clusterctl.machines.ec2 import spec as ec2_spec
@@ -172,10 +171,10 @@ class Ec2Provider(Cloud):
         return frozenset((known.id,) if known else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        ec2_deadline.extend(cluster, folder, deadline, lambda: self._open_api(cluster, folder))
+        schedules.extend(cluster, folder, deadline, lambda: self._open_api(cluster, folder))
 
     def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        return ec2_deadline.measure_clock(folder, report, lambda: self._open_api(cluster, folder))
+        return schedules.measure_clock(folder, report, lambda: self._open_api(cluster, folder))
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         self._open_api(cluster, folder)
@@ -232,7 +231,7 @@ class Ec2Provider(Cloud):
         return api.owner
 
     def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        ec2_deadline.label(cluster, folder, deadline, self._open_api(cluster, folder))
+        schedules.label(cluster, folder, deadline, self._open_api(cluster, folder))
 
     def find(self, region: str) -> tuple[Resource, ...]:
         return ec2_remove.find_priced(self._connect(region))

@@ -16,7 +16,7 @@ from clusterctl.core.model import Reporter
 from clusterctl.core.text import pluralize
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines.ec2 import api as ec2_api
-from clusterctl.machines.ec2 import deadline, prices, refusals
+from clusterctl.machines.ec2 import prices, refusals, schedules
 from clusterctl.machines.ec2.api import (
     AT_A_TIME,
     CLIENT_TAG,
@@ -87,7 +87,7 @@ KINDS = msgspec.toml.decode(
 )["kind"]
 """In the order in which they can be removed."""
 ENDPOINT, GATEWAY = "Instance Connect endpoint", "NAT gateway"
-SCHEDULES = Kind(name=deadline.KIND)
+SCHEDULES = Kind(name=schedules.KIND)
 """The last to go: they are for machines that are not gone yet."""
 Found = tuple[Kind, dict[str, Any], Resource]
 """Its kind, what EC2 says of it, and what it is for people."""
@@ -105,7 +105,7 @@ def find_priced(api: Api) -> tuple[Resource, ...]:
     is nothing."""
     api.find_account()
     if not api.list_all("describe_tags", "Tags", Filters=[{"Name": "key", "Values": [TAG]}]):
-        return tuple(deadline.find_schedule(api))
+        return tuple(schedules.find_schedule(api))
     found = search(api, "")
     running = {_read_market(item) for kind, item, _ in found if _is_running(kind, item)}
     rates = prices.find_rates(api, {type for type, zone in running if not zone})
@@ -172,8 +172,8 @@ def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resour
                     made=item["LaunchTime"].timestamp() if "LaunchTime" in item else None,
                 )
                 found.setdefault((kind.name, left.id), (kind, item, left))
-    schedules = deadline.find_schedule(api, cluster_id)
-    return [*found.values(), *((SCHEDULES, {}, left) for left in schedules)]
+    found_schedules = schedules.find_schedule(api, cluster_id)
+    return [*found.values(), *((SCHEDULES, {}, left) for left in found_schedules)]
 
 
 def is_managed(api: Api, cluster_id: str) -> bool:
@@ -352,7 +352,7 @@ def _has_to_wait(kind: Kind, there: Container[str]) -> bool:
 
 def _remove_one(api: Api, kind: Kind, item: dict[str, Any], id: str) -> None:
     if kind is SCHEDULES:
-        deadline.remove_schedule(api, id)
+        schedules.remove_schedule(api, id)
     elif item.get("State") not in kind.slow:
         for step, arguments in _list_before(kind, item):
             with suppress(ProviderError):

@@ -23,9 +23,10 @@ from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import network
 from clusterctl.machines.ec2.api import Api, choose_region
 from clusterctl.machines.protocol import LAUNCHER, name_nodes
-from clusterctl.state.home import write_atomic
+from clusterctl.state.files import write_atomic
 from clusterctl.state.locks import find_held
 from clusterctl.terraform import binary as terraform_binary
+from clusterctl.terraform import events
 from clusterctl.terraform import folder as terraform_folder
 
 MAX_WORKERS = 1000
@@ -466,13 +467,13 @@ MANY = 16
 
 def make_reporter(
     report: Reporter, machines: int, nodes: NodePhases | None = None
-) -> Callable[[terraform_binary.Event], None]:
+) -> Callable[[events.Event], None]:
     """Says what happens to each machine, and that the rest is made, in one line each; of many
     `machines`, how many run or are gone. `nodes` is told which machines run."""
     count = Counter[str]()
 
-    def show(event: terraform_binary.Event) -> None:
-        if not isinstance(event, terraform_binary.ResourceChange):
+    def show(event: events.Event) -> None:
+        if not isinstance(event, events.ResourceChange):
             return
         machine, what = find_node(event.address), (event.action, event.state)
         if nodes and machine and what == ("create", "complete"):

@@ -25,7 +25,7 @@ from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.machines import deadlines
 from clusterctl.machines.local.layout import REAPER, Site
-from clusterctl.state.home import write_atomic
+from clusterctl.state.files import write_atomic
 
 PROCESS_PATIENCE = 30.0
 """Seconds that killed processes have to be gone: a busy machine needs some, one of them that waits

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from clusterctl.core import assets
-from clusterctl.machines.ec2 import deadline
+from clusterctl.machines.ec2 import schedules
 from clusterctl.terraform import binary
 from tests.conftest import find
 from tests.sim import internet
@@ -255,21 +255,21 @@ class Ec2:
         infra = assets.find_folder("infra") / "ec2"
         with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
             iam.create_role(
-                RoleName=deadline.ROLE,
+                RoleName=schedules.ROLE,
                 AssumeRolePolicyDocument=(infra / "deadline-trust.json").read_text(),
             )
         iam.put_role_policy(
-            RoleName=deadline.ROLE,
-            PolicyName=deadline.POLICY,
+            RoleName=schedules.ROLE,
+            PolicyName=schedules.POLICY,
             PolicyDocument=(infra / "deadline-role.json").read_text(),
         )
 
     def remove_role(self) -> None:
         iam = self.client("iam")
         with contextlib.suppress(iam.exceptions.NoSuchEntityException):
-            iam.delete_role_policy(RoleName=deadline.ROLE, PolicyName=deadline.POLICY)
+            iam.delete_role_policy(RoleName=schedules.ROLE, PolicyName=schedules.POLICY)
         with contextlib.suppress(iam.exceptions.NoSuchEntityException):
-            iam.delete_role(RoleName=deadline.ROLE)
+            iam.delete_role(RoleName=schedules.ROLE)
 
     def left(self) -> list[str]:
         """Whatever exists, tagged or not: one line each. Empty is what `down` has to reach."""

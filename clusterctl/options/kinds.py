@@ -1,4 +1,4 @@
-"""The table of options: one declaration for each option of each verb.
+"""The kinds of options, and what is made of a declaration; verbs.py has those of all verbs.
 
 A declaration gives the flags, the help and its heading, how a value is checked, and where the
 option has an effect (see `limits`). The command line, the settings file, environment
