@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -37,8 +37,10 @@ class Account:
     fsx: str = ""
     rules: list[dict[str, Any]] = field(default_factory=rule)
     zones: tuple[str, ...] = ("us-east-1a", "us-east-1b")
-    denied: str = ""
-    """The service that refuses to answer."""
+    denied: tuple[str, ...] = ()
+    """Services and actions that refuse to answer."""
+    groups: tuple[str, ...] = ("sg-1",)
+    """Of each network interface."""
 
 
 class Region(Offering):
@@ -51,7 +53,7 @@ class Region(Offering):
         self, action: str, key: str, service: str = "ec2", /, **arguments: Any
     ) -> list[Any]:
         self.asked.append(f"{service}:{action}")
-        if service == self._ask_account.denied:
+        if {service, action} & {*self._ask_account.denied}:
             code, text = "AccessDeniedException", "User: me is not authorized to perform: that"
             raise refusals.make_refusal(action.replace("_", " "), code, text, self.region)
         found = getattr(self, f"_{service}")(key, arguments)
@@ -85,10 +87,16 @@ class Region(Offering):
             "Vpcs": [{"VpcId": "vpc-00000001", "InstanceTenancy": "default"}],
             "RouteTables": [{"Associations": [{"Main": True}], "Routes": [way]}],
             "NetworkInterfaces": [
-                {"NetworkInterfaceId": f"eni-0000000{letter}", "Groups": [{"GroupId": "sg-1"}]}
+                {
+                    "NetworkInterfaceId": f"eni-0000000{letter}",
+                    "Groups": [{"GroupId": name} for name in self._ask_account.groups],
+                }
                 for letter in "abx"
             ],
-            "SecurityGroups": [{"GroupId": "sg-1", "IpPermissions": self._ask_account.rules}],
+            "SecurityGroups": [
+                {"GroupId": "sg-2"},
+                {"GroupId": "sg-1", "IpPermissions": self._ask_account.rules},
+            ],
         }.get(key, [])
 
     def _efs(self, key: str, arguments: Any) -> list[Any]:
@@ -99,7 +107,7 @@ class Region(Offering):
             )
         return [
             {
-                "LifeCycleState": "available",
+                "LifeCycleState": self._ask_account.state,
                 "VpcId": "vpc-00000001",
                 "AvailabilityZoneName": zone,
                 "IpAddress": f"10.0.0.{ord(zone[-1])}",
@@ -142,6 +150,9 @@ def test_the_cluster_goes_where_the_file_system_is() -> None:
     theirs = found.file_system
     assert theirs
     assert [theirs.name_source(zone) for zone in found.zones] == ["10.0.0.97:/", "10.0.0.98:/"]
+    team = survey(Account(), f"{EFS}:/team").file_system
+    assert team
+    assert (team.id, team.name_source("us-east-1a")) == (EFS, "10.0.0.97:/team")
     assert theirs.describe("us-east-1b") == (
         f"shared folder: /shared is 10.0.0.98:/ of EFS {EFS}, over NFS without"
         " encryption; its cost is not included, and `down` leaves it as it is"
@@ -165,6 +176,7 @@ def test_a_zone_without_a_mount_target_is_no_place_for_the_cluster() -> None:
     [
         (Account(), "fs-0bbbbbbbbbbbbbbbb", "no file system fs-0bbbbbbbbbbbbbbbb in us-east-1"),
         (Account(targets=()), EFS, f"{EFS} has no available mount target"),
+        (Account(state="creating"), EFS, f"{EFS} has no available mount target"),
         (Account(fsx="OPENZFS", state="DELETING"), FSX, "it is FSx for Openzfs, deleting"),
         (Account(fsx="LUSTRE"), FSX, f"{FSX} cannot be mounted over NFS: it is FSx for Lustre"),
         (Account(fsx="WINDOWS"), FSX, "it is FSx for Windows, available"),
@@ -179,8 +191,11 @@ def test_what_cannot_be_mounted_is_refused(account: Account, wanted: str, said: 
 
 @pytest.mark.parametrize(("folder", "path"), [("", "/fsx"), (":/fsx/team", "/fsx/team")])
 def test_fsx_with_nfs_serves_all_zones(folder: str, path: str) -> None:
-    found = survey(Account(fsx="OPENZFS"), f"{FSX}{folder}")
+    found = survey(Account(fsx="OPENZFS", state="MISCONFIGURED"), f"{FSX}{folder}")
     assert found.file_system
+    assert found.file_system.describe("us-east-1a").startswith(
+        f"shared folder: /shared is {FSX}.fsx.example:{path} of FSx for OpenZFS {FSX}, over NFS"
+    )
     assert found.zones == ("us-east-1a", "us-east-1b")
     sources = {found.file_system.name_source(zone) for zone in found.zones}
     assert sources == {f"{FSX}.fsx.example:{path}"}
@@ -189,9 +204,11 @@ def test_fsx_with_nfs_serves_all_zones(folder: str, path: str) -> None:
 def test_who_may_not_ask_hears_which_right_is_missing() -> None:
     """Of FSx nobody has to know whose file system is one of EFS."""
     with pytest.raises(ProviderError, match="not allowed to do that") as told:
-        survey(Account(denied="efs"))
+        survey(Account(denied=("efs",)))
     assert "infra/ec2/policy.json" in told.value.hint
-    assert survey(Account(denied="fsx")).file_system
+    assert survey(Account(denied=("fsx",))).file_system
+    shut = Account(rules=[], denied=("describe_security_groups",))
+    assert survey(shut).file_system, "that shows when it is mounted"
 
 
 @rows("rules, open_zones", "ec2_file_systems.a_security_group_that_keeps_the_nodes_out_is_named")
@@ -199,16 +216,23 @@ def test_a_security_group_that_keeps_the_nodes_out_is_named(
     rules: list[dict[str, Any]], open_zones: str
 ) -> None:
     """The default group of a VPC lets in itself alone; clusterctl changes no group of theirs."""
-    account = Account(rules=rules)
+    account = Account(rules=rules, groups=("sg-2", "sg-1"))
     if open_zones:
         assert survey(account).zones == tuple(f"us-east-1{letter}" for letter in open_zones)
         return
-    with pytest.raises(UsageError, match=r"security groups .* \(sg-1\) do not allow") as told:
+    with pytest.raises(UsageError, match=r"in us-east-1a \(sg-1, sg-2\) do not allow") as told:
         survey(account)
+    assert told.value.message.startswith(f"the security groups of {EFS} in ")
+    assert told.value.message.endswith(" NFS (TCP 2049) from 10.0.0.0/24")
     assert "--group-id sg-1 --protocol tcp --port 2049 --cidr 10.0.0.0/24`" in told.value.hint
     assert "other --zones" in told.value.hint
     running = {"launcher": "t3.micro", "worker-1": "c7i.xlarge"}
     assert survey(account, present=running).zones, "their own groups may be let in by now"
+    with pytest.raises(UsageError, match="do not allow NFS"):
+        survey(replace(account, fsx="OPENZFS"), FSX)
+    with pytest.raises(UsageError, match=r"in us-east-1a \(none\) do not allow") as told:
+        survey(replace(account, groups=()))
+    assert "--group-id sg-… --protocol" in told.value.hint
 
 
 def test_a_network_that_is_named_has_to_be_that_of_the_file_system() -> None:
