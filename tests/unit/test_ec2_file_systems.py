@@ -23,6 +23,26 @@ OPEN = {
 }
 
 
+QUESTIONS = {
+    "describe_vpcs": "Vpcs",
+    "describe_subnets": "Subnets",
+    "describe_route_tables": "RouteTables",
+    "describe_network_interfaces": "NetworkInterfaces",
+    "describe_security_groups": "SecurityGroups",
+    "describe_mount_targets": "MountTargets",
+    "describe_file_systems": "FileSystems",
+}
+FILTERS = {
+    "Vpcs": {"vpc-id"},
+    "Subnets": {"subnet-id", "vpc-id"},
+    "RouteTables": {"vpc-id"},
+    "NetworkInterfaces": {"network-interface-id"},
+    "SecurityGroups": {"group-id"},
+    "MountTargets": set[str](),
+    "FileSystems": set[str](),
+}
+
+
 def rule(**changes: Any) -> list[dict[str, Any]]:
     return [{**OPEN, **changes}]
 
@@ -41,6 +61,8 @@ class Account:
     """Services and actions that refuse to answer."""
     groups: tuple[str, ...] = ("sg-1",)
     """Of each network interface."""
+    known: bool = True
+    """FSx says which interfaces a file system has."""
 
 
 class Region(Offering):
@@ -53,6 +75,9 @@ class Region(Offering):
         self, action: str, key: str, service: str = "ec2", /, **arguments: Any
     ) -> list[Any]:
         self.asked.append(f"{service}:{action}")
+        asked = {one["Name"] for one in arguments.get("Filters", ())}
+        assert (key, asked <= FILTERS[key]) == (QUESTIONS.get(action), True), "AWS knows no other"
+        assert all(one["Values"] for one in arguments.get("Filters", ())), "it refuses an empty one"
         if {service, action} & {*self._ask_account.denied}:
             code, text = "AccessDeniedException", "User: me is not authorized to perform: that"
             raise refusals.make_refusal(action.replace("_", " "), code, text, self.region)
@@ -128,7 +153,7 @@ class Region(Offering):
                 "Lifecycle": self._ask_account.state.upper(),
                 "VpcId": "vpc-00000001",
                 "DNSName": f"{FSX}.fsx.example",
-                "NetworkInterfaceIds": ["eni-0000000x"],
+                **({"NetworkInterfaceIds": ["eni-0000000x"]} if self._ask_account.known else {}),
             }
         ]
 
@@ -209,6 +234,7 @@ def test_who_may_not_ask_hears_which_right_is_missing() -> None:
     assert survey(Account(denied=("fsx",))).file_system
     shut = Account(rules=[], denied=("describe_security_groups",))
     assert survey(shut).file_system, "that shows when it is mounted"
+    assert survey(Account(fsx="OPENZFS", rules=[], known=False), FSX).file_system
 
 
 @rows("rules, open_zones", "ec2_file_systems.a_security_group_that_keeps_the_nodes_out_is_named")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -404,11 +404,12 @@ CLOUD = CloudSpec(region="us-east-1", vpc="vpc-1", private=True)
 
 class Region(Api):
     """A VPC with these subnets and their free addresses: public ones, and closed ones with a NAT
-    gateway."""
+    gateway. `more`: what else AWS says of some."""
 
-    def __init__(self, **free: int) -> None:
+    def __init__(self, more: Mapping[str, Mapping[str, Any]] | None = None, **free: int) -> None:
         super().__init__("us-east-1")
         self.free = free
+        self.more = more or {}
 
     def find_tenancy(self, vpc: str) -> str:
         return "default"
@@ -419,33 +420,42 @@ class Region(Api):
     def list_all(
         self, action: str, key: str, service: str = "ec2", /, **arguments: Any
     ) -> list[Any]:
+        [asked] = arguments["Filters"]
         if action == "describe_subnets":
-            return [
+            found = [
                 {
                     "SubnetId": id,
                     "VpcId": "vpc-1",
                     "AvailabilityZone": "us-east-1a",
                     "AvailableIpAddressCount": free,
+                    **self.more.get(id, {}),
                 }
                 for id, free in self.free.items()
             ]
-        ways = {
+            name = {"subnet-id": "SubnetId", "vpc-id": "VpcId"}[asked["Name"]]
+            return [one for one in found if one[name] in asked["Values"]]
+        assert (action, key, asked["Name"]) == ("describe_route_tables", "RouteTables", "vpc-id")
+        ways: dict[str, dict[str, str]] = {
             "public": {"GatewayId": "igw-1"},
             "closed": {"NatGatewayId": "nat-1"},
             "wide": {"CoreNetworkArn": WAN},
+            "lost": {},
         }
         return [
-            {
-                "Associations": [{"SubnetId": id}],
-                "Routes": [
-                    {
-                        "DestinationCidrBlock": "0.0.0.0/0",
-                        "State": "active",
-                        **ways[id.partition("_")[0]],
-                    }
-                ],
-            }
-            for id in self.free
+            {"Routes": []},
+            *(
+                {
+                    "Associations": [{"SubnetId": id}],
+                    "Routes": [
+                        {
+                            "DestinationCidrBlock": "0.0.0.0/0",
+                            "State": "active",
+                            **ways[id.partition("_")[0]],
+                        }
+                    ],
+                }
+                for id in self.free
+            ),
         ]
 
 
@@ -465,18 +475,61 @@ def test_more_private_workers_go_where_the_others_are() -> None:
         choose(3, *there, **full)
 
 
-def test_a_network_of_dedicated_machines_is_refused() -> None:
-    """They cost more than the plan would say. What runs there is left alone."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "public_far": {"VpcId": "vpc-2"},
+    "public_theirs": {"Tags": [{"Key": api.TAG, "Value": "lab-2"}]},
+    "public_shut": {"BlockPublicAccessStates": {"InternetGatewayBlockMode": "block-ingress"}},
+    "closed_shut": {"BlockPublicAccessStates": {"InternetGatewayBlockMode": "block-ingress"}},
+    "closed_off": {"BlockPublicAccessStates": {"InternetGatewayBlockMode": "block-bidirectional"}},
+    "public_a": {"AvailabilityZone": "us-east-1b"},
+}
 
-    class Dedicated(Region):
-        def find_tenancy(self, vpc: str) -> str:
-            return "dedicated"
 
-    with pytest.raises(UsageError, match="vpc-1 has the tenancy 'dedicated'") as caught:
-        network.choose_network(Dedicated(public=1, closed=3), CLOUD, 3)
-    assert "aws ec2 modify-vpc-tenancy --vpc-id vpc-1" in caught.value.hint
-    there = ("public", "closed")
-    assert network.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there)
+def named(*subnet: str, **cloud: Any) -> list[str]:
+    """The zones of these subnets, of all that there are."""
+    region = Region(OTHERS, **dict.fromkeys(("public", "public_b", "closed", "lost", *OTHERS), 9))
+    return list(network.choose_network(region, replace(CLOUD, subnet=subnet, **cloud), 2))
+
+
+OPEN: dict[str, Any] = {"private": False, "vpc": ""}
+HIDDEN: dict[str, Any] = {"instance_connect": True}
+
+
+@pytest.mark.parametrize(
+    ("subnet", "cloud", "said", "hint"),
+    [
+        (["gone"], OPEN, "no subnet 'gone' in us-east-1", "describe-subnets` lists them"),
+        (["public_far"], {}, "public_far is in vpc-2, not in vpc-1", "correct --subnet or --vpc"),
+        ([], {"vpc": "vpc-9"}, "vpc-9 has no subnet in us-east-1", "describe-vpcs` lists them"),
+        (
+            ["public", "public_far"],
+            OPEN,
+            "--subnet public,public_far: they are in different VPCs (vpc-1, vpc-2)",
+            "name subnets of one VPC",
+        ),
+        (["public_theirs"], OPEN, "public_theirs belongs to cluster lab-2", "another --subnet"),
+        (["public_shut"], OPEN, "public_shut is closed to the internet by", "another --subnet"),
+        (["closed"], OPEN, "closed has no route to an internet gateway", "another --subnet"),
+        (["closed_off"], HIDDEN, "VPC Block Public Access (block-bidirectional)", "--subnet"),
+        (["lost"], HIDDEN, "lost has no route to the internet", "choose another --subnet"),
+        (["public"], HIDDEN, "public has a route to an internet gateway", "another --subnet"),
+    ],
+)
+def test_a_subnet_that_cannot_hold_the_cluster_is_refused(
+    subnet: list[str], cloud: dict[str, Any], said: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        named(*subnet, **cloud)
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_subnet_is_used_where_its_machines_reach_the_internet() -> None:
+    assert named("closed_shut", **HIDDEN) == ["us-east-1a"], "nobody has to get in"
+    assert named("public_b", "public_a", **OPEN) == ["us-east-1a", "us-east-1b"]
+    region = Region(OTHERS, public_a=9, public_b=9)
+    whole = replace(CLOUD, private=False)
+    assert list(network.choose_network(region, whole, 2)) == ["us-east-1a", "us-east-1b"]
 
 
 def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
@@ -493,10 +546,30 @@ def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
         network.choose_network(Kept(public=1, closed=3), cloud, 3, name="lab")
     assert told.value.hint.startswith("clusterctl makes two security groups there; ")
     [ask] = asked
-    assert (ask["action"], ask["VpcId"]) == ("create_security_group", "vpc-1")
-    assert {"Key": "team", "Value": "ml"} in ask["TagSpecifications"][0]["Tags"]
+    assert ask.pop("Description"), "AWS wants one"
+    tags = [{"Key": api.TAG, "Value": "lab"}, {"Key": "team", "Value": "ml"}]
+    assert ask == {
+        "action": "create_security_group",
+        "GroupName": "clusterctl-lab",
+        "VpcId": "vpc-1",
+        "TagSpecifications": [{"ResourceType": "security-group", "Tags": tags}],
+    }
     assert network.choose_network(Kept(public=1, closed=3), cloud, 2, ("public", "closed"))
     assert len(asked) == 1
+
+
+def test_a_network_of_dedicated_machines_is_refused() -> None:
+    """They cost more than the plan would say. What runs there is left alone."""
+
+    class Dedicated(Region):
+        def find_tenancy(self, vpc: str) -> str:
+            return {"vpc-1": "dedicated"}[vpc]
+
+    with pytest.raises(UsageError, match="vpc-1 has the tenancy 'dedicated'") as caught:
+        network.choose_network(Dedicated(public=1, closed=3), CLOUD, 3)
+    assert "aws ec2 modify-vpc-tenancy --vpc-id vpc-1" in caught.value.hint
+    there = ("public", "closed")
+    assert network.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -38,6 +38,11 @@ def test_ssh_is_open_to_one_address_unless_more_is_asked_for(
     assert answer or network in "".join(told), "a remembered address is named"
 
 
+def test_a_plan_names_the_option_that_is_wrong() -> None:
+    with pytest.raises(UsageError, match=r"^--ssh-cidr 'home' is not an IPv4 network"):
+        ec2_network.describe_ssh_cidr("home", fail_to_ask, old=False)
+
+
 def test_nobody_is_let_in_where_our_address_is_not_known() -> None:
     with pytest.raises(UsageError, match="did not return this machine's public address") as caught:
         ec2_network.resolve_ssh_cidr("", "", fail_to_ask, print)

@@ -348,10 +348,9 @@ def ask_my_address() -> str:
     try:
         return _ask(urllib.request.ProxyHandler({}))
     except OSError:
-        proxies = urllib.request.getproxies()
-        if urllib.parse.urlsplit(WHO_AM_I).scheme not in proxies:
+        if urllib.parse.urlsplit(WHO_AM_I).scheme not in urllib.request.getproxies():
             raise
-        return _ask(urllib.request.ProxyHandler(proxies))
+        return _ask(urllib.request.ProxyHandler())
 
 
 def _ask(proxies: urllib.request.ProxyHandler) -> str:
