@@ -186,6 +186,8 @@ def test_the_cluster_goes_where_the_file_system_is() -> None:
     assert network.fill_in_network(spec, theirs).cloud.vpc == "vpc-00000001", "as it is on record"
     mine = network.fill_in_network(spec, None).cloud
     assert mine.vpc == "", "a cluster without one makes its own network"
+    for own in (CloudSpec(vpc="vpc-7"), CloudSpec(subnet=("subnet-7",))):
+        assert network.fill_in_network(replace(spec, cloud=own), theirs).cloud == own
 
 
 def test_a_zone_without_a_mount_target_is_no_place_for_the_cluster() -> None:
@@ -267,8 +269,9 @@ def test_a_network_that_is_named_has_to_be_that_of_the_file_system() -> None:
     places = survey(Account(), vpc="vpc-00000001").subnets
     with pytest.raises(
         UsageError, match="can be mounted in vpc-00000002, and subnet-0000000a is in vpc-00000001"
-    ):
+    ) as told:
         network.keep_reachable(Region(Account()), other, ("us-east-1a",), places, there=False)
+    assert told.value.hint.startswith("leave --vpc and --subnet out")
 
 
 @rows(

@@ -76,6 +76,50 @@ def test_an_account_that_keeps_its_networks_closed_is_named(hidden: bool) -> Non
     with pytest.raises(ProviderError, match="VPC Block Public Access is on in us-east-1") as caught:
         look()
     assert "--vpc that is excluded" in caught.value.hint
+    assert ("without public addresses: --instance-connect" in caught.value.hint) != hidden
+    for half in ({"private": True}, {"instance_connect": True}):
+        wish = wanted(NodeGroup(count=1, family="cpu"), **half)
+        with pytest.raises(ProviderError, match="could not be reached from the internet"):
+            network.check_new_network(Closing("us-east-1"), wish)
+
+
+def test_who_may_make_no_network_is_told_before_it_costs() -> None:
+    """By dry runs, with all that its parts will have; where nothing is made, nothing is asked."""
+    asked: dict[str, dict[str, Any]] = {}
+
+    class Kept(Offering):
+        denied = ""
+
+        def check_right(self, action: str, **arguments: Any) -> None:
+            asked[action] = arguments
+            if action == self.denied:
+                raise refusals.make_refusal("create vpc", "UnauthorizedOperation", "no", "r")
+
+    def check(there: bool = False, **cloud: Any) -> list[str]:
+        asked.clear()
+        wish = wanted(NodeGroup(count=1, family="cpu"), tag=("team=ml",), **cloud)
+        network.check_new_network(Kept("us-east-1"), wish, **({"there": True} if there else {}))
+        return list(asked)
+
+    assert check(there=True) == check(vpc="vpc-1") == check(subnet=("subnet-1",)) == []
+    assert check() == ["create_vpc", "create_internet_gateway"]
+    check(private=True)
+    kinds = {specs[0].pop("ResourceType") for specs in _take_tags(asked)}
+    assert kinds == {"vpc", "internet-gateway", "elastic-ip"}
+    tags = [{"Key": api.TAG, "Value": "lab"}, {"Key": "team", "Value": "ml"}]
+    assert asked == {
+        "create_vpc": {"CidrBlock": network.CIDR, "TagSpecifications": [{"Tags": tags}]},
+        "create_internet_gateway": {"TagSpecifications": [{"Tags": tags}]},
+        "allocate_address": {"Domain": "vpc", "TagSpecifications": [{"Tags": tags}]},
+    }
+    Kept.denied = "create_vpc"
+    with pytest.raises(ProviderError, match=r"^create vpc: .*not allowed") as caught:
+        check()
+    assert caught.value.hint.startswith("use a network that your administrators have made: --vpc")
+
+
+def _take_tags(asked: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    return [arguments["TagSpecifications"] for arguments in asked.values()]
 
 
 def test_a_subnet_that_the_account_closes_is_refused() -> None:
@@ -439,22 +483,36 @@ class Region(Api):
             "public": {"GatewayId": "igw-1"},
             "closed": {"NatGatewayId": "nat-1"},
             "wide": {"CoreNetworkArn": WAN},
-            "lost": {},
+            "lost": {"EgressOnlyInternetGatewayId": "eigw-1"},
+        }
+        elsewhere = {
+            "DestinationCidrBlock": "10.0.0.0/8",
+            "State": "active",
+            "NatGatewayId": "nat-1",
+        }
+        gone = {
+            "DestinationCidrBlock": "0.0.0.0/0",
+            "State": "blackhole",
+            "NatGatewayId": "nat-0",
         }
         return [
             {"Routes": []},
+            {"Associations": [{"SubnetId": "bare"}]},
             *(
                 {
                     "Associations": [{"SubnetId": id}],
                     "Routes": [
+                        elsewhere,
+                        gone,
                         {
                             "DestinationCidrBlock": "0.0.0.0/0",
                             "State": "active",
                             **ways[id.partition("_")[0]],
-                        }
+                        },
                     ],
                 }
                 for id in self.free
+                if id != "bare"
             ),
         ]
 
@@ -463,7 +521,7 @@ WAN = "arn:aws:networkmanager::123456789012:core-network/core-network-0123456789
 
 
 def choose(machines: int, *there: str, **free: int) -> dict[str, ZoneSubnets]:
-    return network.choose_network(Region(**free), CLOUD, machines, there)
+    return network.choose_network(Region(**free), CLOUD, machines, there, name="lab")
 
 
 def test_more_private_workers_go_where_the_others_are() -> None:
@@ -487,8 +545,12 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def named(*subnet: str, **cloud: Any) -> list[str]:
     """The zones of these subnets, of all that there are."""
-    region = Region(OTHERS, **dict.fromkeys(("public", "public_b", "closed", "lost", *OTHERS), 9))
-    return list(network.choose_network(region, replace(CLOUD, subnet=subnet, **cloud), 2))
+    region = Region(
+        OTHERS, **dict.fromkeys(("public", "public_b", "closed", "lost", "bare", *OTHERS), 9)
+    )
+    return list(
+        network.choose_network(region, replace(CLOUD, subnet=subnet, **cloud), 2, name="lab")
+    )
 
 
 OPEN: dict[str, Any] = {"private": False, "vpc": ""}
@@ -512,6 +574,14 @@ HIDDEN: dict[str, Any] = {"instance_connect": True}
         (["closed"], OPEN, "closed has no route to an internet gateway", "another --subnet"),
         (["closed_off"], HIDDEN, "VPC Block Public Access (block-bidirectional)", "--subnet"),
         (["lost"], HIDDEN, "lost has no route to the internet", "choose another --subnet"),
+        (["bare"], HIDDEN, "bare has no route to the internet", "choose another --subnet"),
+        (
+            ["closed", "public_a"],
+            {},
+            "closed which is in us-east-1a without a usable public subnet beside it; public_a which"
+            " is in us-east-1b without a usable closed subnet beside it",
+            "name both: --subnet PUBLIC,CLOSED",
+        ),
         (["public"], HIDDEN, "public has a route to an internet gateway", "another --subnet"),
     ],
 )
@@ -527,9 +597,14 @@ def test_a_subnet_that_cannot_hold_the_cluster_is_refused(
 def test_a_subnet_is_used_where_its_machines_reach_the_internet() -> None:
     assert named("closed_shut", **HIDDEN) == ["us-east-1a"], "nobody has to get in"
     assert named("public_b", "public_a", **OPEN) == ["us-east-1a", "us-east-1b"]
-    region = Region(OTHERS, public_a=9, public_b=9)
+    region = Region(OTHERS, public_a=9, public_b=9, closed=9)
     whole = replace(CLOUD, private=False)
-    assert list(network.choose_network(region, whole, 2)) == ["us-east-1a", "us-east-1b"]
+    assert list(network.choose_network(region, whole, 2, name="lab")) == [
+        "us-east-1a",
+        "us-east-1b",
+    ]
+    first = list(network.choose_network(region, whole, 1, ("public_a",), name="lab"))
+    assert first == ["us-east-1b", "us-east-1a"], "those of machines that run come first"
 
 
 def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
@@ -554,7 +629,9 @@ def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
         "VpcId": "vpc-1",
         "TagSpecifications": [{"ResourceType": "security-group", "Tags": tags}],
     }
-    assert network.choose_network(Kept(public=1, closed=3), cloud, 2, ("public", "closed"))
+    assert network.choose_network(
+        Kept(public=1, closed=3), cloud, 2, ("public", "closed"), name="lab"
+    )
     assert len(asked) == 1
 
 
@@ -566,10 +643,10 @@ def test_a_network_of_dedicated_machines_is_refused() -> None:
             return {"vpc-1": "dedicated"}[vpc]
 
     with pytest.raises(UsageError, match="vpc-1 has the tenancy 'dedicated'") as caught:
-        network.choose_network(Dedicated(public=1, closed=3), CLOUD, 3)
+        network.choose_network(Dedicated(public=1, closed=3), CLOUD, 3, name="lab")
     assert "aws ec2 modify-vpc-tenancy --vpc-id vpc-1" in caught.value.hint
     there = ("public", "closed")
-    assert network.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there)
+    assert network.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there, name="lab")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -58,7 +58,8 @@ def choose_network(
     cloud: CloudSpec,
     machines: int,
     there: Collection[str] = (),
-    name: str = "",
+    *,
+    name: str,
 ) -> dict[str, ZoneSubnets]:
     """Subnets by zone, in the order of --subnet, else of their names. `machines`: how many get an
     address there; `there`: the subnets of machines that run, which come first; `name`: the

@@ -315,8 +315,8 @@ def survey(
     amis = run_in_background(lambda: choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     placed, settled = ec2_network.fill_in_network(options, share), bool(present)
-    where = placed.cloud, len(new), there, options.name
-    subnets = run_in_background(partial(ec2_network.choose_network, api, *where))
+    where = placed.cloud, len(new), there
+    subnets = run_in_background(partial(ec2_network.choose_network, api, *where, name=options.name))
     endpoint = run_in_background(partial(tunnels.check_endpoints, api, placed, id, there=settled))
     made = partial(ec2_network.check_new_network, api, placed, there=settled)
     network = run_in_background(made) if new else None
