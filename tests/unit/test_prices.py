@@ -127,6 +127,9 @@ def test_every_part_of_a_machine_is_charged() -> None:
     assert worker[0].source == "the market"
     assert {charge.since for charge in found.values()} == {10.0}
     assert found[LAUNCHER, "disk"].hourly == pytest.approx(month * 30 / 730)
+    known = {item: quote for item, quote in QUOTES.items() if item != KNOWN}
+    dark = prices.build_charges(MACHINES, known, 10.0)
+    assert {(i.hourly, i.source) for i in dark if i.item == KNOWN} == {(None, "unknown")}
 
 
 LIVE = {KNOWN: 2.0, "t3.small": 0.5, prices.DISK: 0.1, prices.ADDRESS: 0.006}
@@ -165,6 +168,16 @@ def test_private_workers_cost_a_nat_gateway_and_no_addresses() -> None:
     lines = prices.render_table(MACHINES, made, ZONE, 3600.0, 0.09, 0.045)
     assert any("$0.0560/h until `clusterctl down`" in line for line in lines)
     assert any("$0.045 for each GB" in line for line in lines)
+    assert [line.split()[8] for line in lines if " worker " in line] == ["$0.0000"], "addresses"
+    dark = [replace(item, hourly=None) if item is gateway else item for item in made]
+    lines = prices.render_table(MACHINES, dark, ZONE, 3600.0)
+    assert any("its address: ?/h until `clusterctl down`" in line for line in lines)
+    lines = prices.render_table(MACHINES, [i for i in made if i is not gateway], ZONE, 3600.0)
+    assert not any("of the private workers" in line for line in lines)
+    weeks = 1000 * machines_charges.sum_hourly(made)[0]
+    weeks += machines_charges.estimate_after_deadline(made)
+    lines = prices.render_table(MACHINES, made, ZONE, 3600 * 1000.0)
+    assert any(f", ${weeks:.2f} until the deadline in 1,000.0 h" in line for line in lines)
     alone = [item for item in made if item.part not in NETWORK_PARTS]
     assert machines_charges.sum_hourly(made)[0] == pytest.approx(
         machines_charges.sum_hourly(alone)[0] + 0.056

@@ -12,6 +12,7 @@ from clusterctl.core import catalog
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import (
     GATEWAY,
+    GATEWAY_ADDRESS,
     HOURS_PER_MONTH,
     NETWORK_PARTS,
     Charge,
@@ -121,10 +122,7 @@ def build_charges(
     gib, address = quotes[DISK], quotes[ADDRESS]
     found: list[tuple[str, str, str, Quote]] = []
     if nat := quotes.get(NAT):
-        found += [
-            (LAUNCHER, part, item, quote)
-            for part, item, quote in zip(NETWORK_PARTS, (NAT, ADDRESS), (nat, address), strict=True)
-        ]
+        found = [(LAUNCHER, GATEWAY, NAT, nat), (LAUNCHER, GATEWAY_ADDRESS, ADDRESS, address)]
     for machine in machines:
         name, kind = machine.name, machine.instance_type
         disk = gib.dollars and gib.dollars * machine.disk / HOURS_PER_MONTH
