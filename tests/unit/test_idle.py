@@ -553,3 +553,4 @@ def test_who_extends_pays_for_what_is_left(call: Call, old: Staged) -> None:
     said = call("extend", "--ttl", "2h", "--yes", "--json")
     assert said.code == 0, said.err
     assert round(said.document["dollars"]) == 10 + 4 + 4 + 2
+    assert call("down", "--yes").code == 0, "or the process that ends it at its deadline stays"
