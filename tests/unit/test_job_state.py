@@ -15,7 +15,7 @@ from clusterctl.actions.run import explain_failure
 from clusterctl.batch import verdict
 from clusterctl.batch.verdict import RankEnd, sort_failures
 from clusterctl.core.job import Job, JobState
-from tests.unit.making import job
+from tests.unit.making import job, spec
 from tests.unit.tables import rows
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "job_state").glob("*.json"))
@@ -197,6 +197,78 @@ def test_a_rank_whose_node_nobody_has_noted_may_fail() -> None:
     failure = verdict.judge(job(), facts).failure
     assert failure is not None
     assert (failure.rank, failure.node, failure.exit_code) == (9, "", 3)
+
+
+def ended(*facts: str, scheduler: str = "slurm", **what: Any) -> Job:
+    text = "\n".join(["running 12 1", *facts, "started 30 2", "ended 31"])
+    return verdict.judge(job(what=spec(**what), scheduler=scheduler), text)
+
+
+def test_a_rank_that_sigterm_has_ended_may_be_the_first() -> None:
+    """Nobody had told it to end: it did so itself, and the other one noticed."""
+    failure = ended("launcher 30 143", "exit 20 0 143 1", "exit 29 1 3 1").failure
+    assert failure is not None
+    assert (failure.rank, failure.exit_code) == (0, 143)
+
+
+@pytest.mark.parametrize(
+    ("code", "own"),
+    [(127, False), (128, True), (129, True), (134, False), (137, True), (195, False)],
+)
+def test_a_rank_that_has_lost_its_daemon_has_not_failed_itself(code: int, own: bool) -> None:
+    found = ended("launcher 30 1", "daemon 29 worker-2", f"exit 29 0 {code} 1")
+    assert (found.failure is not None) == own
+
+
+TOLD = ("told 30 0 1", "told 30 1 1", "exit 29 0 143 1", "exit 29 1 143 1")
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "reason"),
+    [
+        (
+            ("launcher 30 1", "first 29 1 9"),
+            {"launcher": "torchrun"},
+            "torchrun on worker-2 exited",
+        ),
+        (("launcher 30 1", "first 29 2 9"), {"launcher": "torchrun"}, "srun or mpirun ended with"),
+        (("launcher 30 1",), {"launcher": "torchrun"}, "srun or mpirun ended with"),
+        (("launcher 30 1", "first 29 1 0"), {}, "srun or mpirun ended with"),
+        (("away 10 worker-2", "launcher 130 1"), {}, "srun or mpirun ended with"),
+        (("away 11 worker-2", "launcher 130 1"), {}, "worker-2 was away while the job ran"),
+    ],
+)
+def test_what_took_the_ranks_from_their_launcher(
+    facts: tuple[str, ...], what: dict[str, Any], reason: str
+) -> None:
+    found = ended(*facts, *TOLD, **what)
+    assert found.failure is None
+    assert found.reason.startswith(reason)
+
+
+def test_what_ssh_says_is_said_where_nobody_knows_better() -> None:
+    found = ended("launcher 30 1", *TOLD, "survivors 31 worker-2 ? 255 odd words")
+    assert found.reason == "lost worker-2: odd words"
+
+
+def test_ranks_of_batch_jobs_are_named_where_they_are_few() -> None:
+    text = "running 12 1\nplaced 12 c1:1,c2:4,\nlauncher 30 137\nexit 29 0 0 1\nstarted 30 5"
+    four = verdict.judge(job(scheduler="slurm"), f"{text}\nended 31")
+    assert "rank 3 on c2, rank 4 on c2 were killed or lost" in four.reason
+    many = ended("placed 12 c1:3,", "launcher 30 0", "told 29 0 1", "exit 29 0 0 1")
+    assert many.reason.startswith("a rank ended the other ranks before they had finished")
+    one = ended("placed 12 c1:1,", "launcher 30 0", "exit 29 0 0 1", "alone 29 0 abc")
+    assert (one.state, one.never_met) == (JobState.SUCCEEDED, False), "there is nobody to meet"
+
+
+@pytest.mark.parametrize(
+    ("offset", "doubt", "found"),
+    [(5.0, 5.0, 100.0), (5.0, 0.0, 95.0), (-5.0, 1.0, 105.0), (5.0, -1.0, 100.0)],
+)
+def test_a_clock_is_corrected_where_it_is_surely_wrong(
+    offset: float, doubt: float, found: float
+) -> None:
+    assert verdict.correct(100.0, offset, doubt) == found
 
 
 AWAY = "running 12 1\naway 25 worker-1\ndaemon 29 worker-1\ntold 29 0 1\ntold 29 1 1"
