@@ -209,6 +209,9 @@ def test_a_rank_that_sigterm_has_ended_may_be_the_first() -> None:
     failure = ended("launcher 30 143", "exit 20 0 143 1", "exit 29 1 3 1").failure
     assert failure is not None
     assert (failure.rank, failure.exit_code) == (0, 143)
+    right = ended("launcher 30 1", "clock 30 worker-2 0 0", "exit 20 1 3 1", "exit 20.5 0 4 1")
+    assert right.failure is not None
+    assert right.failure.rank == 1, "a clock that nobody has compared is taken for right"
 
 
 @pytest.mark.parametrize(
@@ -236,6 +239,16 @@ TOLD = ("told 30 0 1", "told 30 1 1", "exit 29 0 143 1", "exit 29 1 143 1")
         (("launcher 30 1", "first 29 1 0"), {}, "srun or mpirun ended with"),
         (("away 10 worker-2", "launcher 130 1"), {}, "srun or mpirun ended with"),
         (("away 11 worker-2", "launcher 130 1"), {}, "worker-2 was away while the job ran"),
+        (
+            ("stop 20 signal", "launcher 30 143"),
+            {},
+            "a signal ended its supervisor on the launcher",
+        ),
+        (
+            ("launcher 30 1", "daemon 29 worker-2", "first 29 1 9"),
+            {},
+            "mpirun lost its daemon on worker-2",
+        ),
     ],
 )
 def test_what_took_the_ranks_from_their_launcher(
