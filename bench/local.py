@@ -27,6 +27,7 @@ from typing import Any
 from clusterctl.actions import common, run
 from clusterctl.actions.run import follow_to_end
 from clusterctl.core.job import JobSpec
+from clusterctl.options.verbs import Run
 from clusterctl.state.home import find_home
 from clusterctl.state.store import Store
 
@@ -215,10 +216,9 @@ def connected_to_start(store: Store) -> float:
 
 def prepare(store: Store) -> run.Prepared:
     """A job for trivial.py, decided but not shipped."""
-    resolved = run.resolve_run(["trivial.py"], None, None)
-    number = run.choose_number(store, dry=False)
+    resolved = run.resolve_run(Run({"command": ("trivial.py",)}))
     spec = JobSpec(program=resolved.program)
-    return run.prepare(store.read_cluster("default"), spec, resolved, {}, number=number)
+    return run.prepare(store.read_cluster("default"), spec, resolved, {}, number=store.reserve_job_id())
 
 
 def training_step() -> list[Row]:

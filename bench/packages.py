@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from clusterctl.actions.common import open_pool, open_store  # noqa: E402
-from clusterctl.project import environment  # noqa: E402
+from clusterctl.project import packages  # noqa: E402
 from clusterctl.project.program import resolve_program  # noqa: E402
 from tests import wheels  # noqa: E402
 
@@ -118,17 +118,17 @@ def parts(repeats: int) -> dict[str, float]:
     store = open_store()
     cluster = store.read_cluster("default")
     resolved = resolve_program("train.py", ())
-    wanted = environment.find_package_files(resolved, "")
+    wanted = packages.find_package_files(resolved, "", "")
     assert wanted is not None
     worker = cluster.workers[0]
     own = worker.python
-    python = f"{environment.locate_packages(worker, wanted.digest)}/bin/python"
+    python = f"{packages.locate_packages(worker, wanted.digest)}/bin/python"
     names = [node.name for node in cluster.workers]
 
     def find() -> None:
-        found = environment.find_package_files(resolved, "")
+        found = packages.find_package_files(resolved, "", "")
         assert found is not None
-        assert not environment.has_all(found, cluster.workers)
+        assert not packages.has_all(found, cluster.workers)
 
     def start(executable: str) -> float:
         return timed(lambda: subprocess.run((executable, "-c", "pass"), check=True, timeout=60))
@@ -136,7 +136,7 @@ def parts(repeats: int) -> dict[str, float]:
     with open_pool(store, cluster) as pool:
 
         def ask() -> None:
-            environment.install(wanted.digest, cluster, names, pool, store.home, print)
+            packages.install(wanted.digest, cluster, names, pool, store.home, print)
 
         ask()  # connects
         asked = statistics.median(timed(ask) for _ in range(repeats))
