@@ -218,7 +218,9 @@ def prepare(store: Store) -> run.Prepared:
     """A job for trivial.py, decided but not shipped."""
     resolved = run.resolve_run(Run({"command": ("trivial.py",)}))
     spec = JobSpec(program=resolved.program)
-    return run.prepare(store.read_cluster("default"), spec, resolved, {}, number=store.reserve_job_id())
+    return run.prepare(
+        store.read_cluster("default"), spec, resolved, {}, number=store.reserve_job_id()
+    )
 
 
 def training_step() -> list[Row]:
