@@ -262,6 +262,25 @@ def test_what_took_the_ranks_from_their_launcher(
 def test_what_ssh_says_is_said_where_nobody_knows_better() -> None:
     found = ended("launcher 30 1", *TOLD, "survivors 31 worker-2 ? 255 odd words")
     assert found.reason == "lost worker-2: odd words"
+    later = ("survivors 31 worker-2 ? 255 Connection refused", "survivors 32 worker-2 ?")
+    found = ended("launcher 30 1", *TOLD, *later)
+    assert found.reason == "lost worker-2: no answer when the job ended"
+
+
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        (("launcher 30 0", "node 20 worker-1 restarted"), JobState.SUCCEEDED),
+        (("launcher 30 1", "node 20 worker-1 restarted"), JobState.FAILED),
+        (("launcher 30 1", "hung 20 600"), JobState.FAILED),
+        (("launcher 30 0", "hung 20 600"), JobState.SUCCEEDED),
+        (("launcher 30 1",), JobState.SUCCEEDED),
+    ],
+)
+def test_ranks_that_all_ended_well_have_succeeded_unless_something_came_over_them(
+    facts: tuple[str, ...], state: JobState
+) -> None:
+    assert ended(*facts, "exit 29 0 0 1", "exit 29 1 0 1").state is state
 
 
 def test_ranks_of_batch_jobs_are_named_where_they_are_few() -> None:
