@@ -597,7 +597,7 @@ def test_a_subnet_that_cannot_hold_the_cluster_is_refused(
 def test_a_subnet_is_used_where_its_machines_reach_the_internet() -> None:
     assert named("closed_shut", **HIDDEN) == ["us-east-1a"], "nobody has to get in"
     assert named("public_b", "public_a", **OPEN) == ["us-east-1a", "us-east-1b"]
-    region = Region(OTHERS, public_a=9, public_b=9, closed=9)
+    region = Region(OTHERS, public_a=9, public_b=9, public_theirs=9)
     whole = replace(CLOUD, private=False)
     assert list(network.choose_network(region, whole, 2, name="lab")) == [
         "us-east-1a",
