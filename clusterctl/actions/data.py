@@ -18,6 +18,7 @@ from typing import Any
 
 from clusterctl import process
 from clusterctl.actions.common import choose_cluster, connect_or_report, open_pool, require_ready
+from clusterctl.actions.shared_folder import SLOWEST
 from clusterctl.core import assets
 from clusterctl.core.model import Cluster, Node, NodeResult, Reporter
 from clusterctl.core.text import format_bytes
@@ -344,8 +345,6 @@ def write_index(words: Sequence[str]) -> int:
 SILENCE = 120.0
 """Seconds without a word after which the connection to a node counts as lost: its own limit for
 the server is 30 s, and it says each attempt."""
-SLOWEST = 2e6
-"""Bytes per second that a copy between nodes has to reach, beside an hour."""
 
 CONTINUES = "repeat the command: it continues where it stopped"
 

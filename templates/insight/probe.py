@@ -351,11 +351,7 @@ def main():
     helper = Helper()
     for line in iter(sys.stdin.readline, ""):
         given = json.loads(line)
-        if given["do"] == "end":
-            if helper.pid:
-                helper.end(signal.SIGKILL)
-            answer({})
-        elif "limit" in given:
+        if "limit" in given:
             answer(helper.ask(line, given["limit"]))
         else:
             answer(attempt(line))
