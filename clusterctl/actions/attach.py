@@ -41,6 +41,7 @@ from clusterctl.launch.mpirun import find_common_mpi
 from clusterctl.machines import bootstrap, facts, providers
 from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, load_site, make_key_mark
 from clusterctl.machines.bootstrap import REQUIRED
+from clusterctl.machines.mesh import check_mesh
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
@@ -234,7 +235,7 @@ def _prepare_hosts(
     results = pool.run("exec /bin/sh -s", stdin=scripts, timeout=ASK_TIMEOUT)
     wrong = [NodeResult(node=r.node, error=w) for r in results if (w := bootstrap.find_problem(r))]
     _require_all_well("some hosts could not be set up", wrong, BootstrapError)
-    bootstrap.check_mesh(
+    check_mesh(
         pool,
         cluster,
         what="hosts",

@@ -1,4 +1,5 @@
-"""One use-case per module: they orchestrate. What decides and what touches the world is below."""
+"""What several verbs do alike. A module here is one use case, which orchestrates; what decides
+and what touches the world is in the rooms below."""
 
 from __future__ import annotations
 

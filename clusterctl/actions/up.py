@@ -36,6 +36,7 @@ from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, deadlines, ledger, providers
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.bootstrap import StepReporter
+from clusterctl.machines.mesh import check_mesh, check_shared
 from clusterctl.machines.protocol import (
     LAUNCHER,
     Created,
@@ -235,10 +236,10 @@ def _complete(
         cluster = _prepare_nodes(store, cluster, intent, created, pool, clock, report)
         with clock.time_phase("mesh"):
             hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
-            bootstrap.check_mesh(pool, cluster, what="nodes", hint=hint)
+            check_mesh(pool, cluster, what="nodes", hint=hint)
         if cluster.shared:
             with clock.time_phase("shared folder"):
-                if why := bootstrap.check_shared(pool, cluster):
+                if why := check_shared(pool, cluster):
                     report(why)
         if not instant:
             from clusterctl.actions import run  # not for every `up`

@@ -1,4 +1,4 @@
-"""`doctor`: why a job hangs or has failed. It loads little, for the sake of busy machines."""
+"""Verbs that judge: doctor, verify, diff, bench, report, top."""
 
 from __future__ import annotations
 

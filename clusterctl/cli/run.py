@@ -1,7 +1,7 @@
-"""What `run` finds on its standard input, for rank 0 of the job.
+"""`run` and `rerun`: the job's input, its plan and its start, and what is shown of it.
 
-The shell's `< FILE` is for this command alone. Anything else may belong to a loop of the shell, to
-cron or to a terminal: without --stdin not one byte of it is read.
+Of standard input: the shell's `< FILE` is for this command alone. Anything else may belong to a
+loop of the shell, to cron or to a terminal: without --stdin not one byte of it is read.
 """
 
 from __future__ import annotations

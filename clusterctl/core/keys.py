@@ -1,4 +1,5 @@
-"""Ed25519 key pairs in OpenSSH's format, made in this process: none passes a command line."""
+"""Ed25519 key pairs in OpenSSH's format, made in this process (none passes a command line), and
+what known_hosts files say of host keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clusterctl talks about: clusters, nodes and facts, as frozen values (jobs: `job_model`).
+"""What clusterctl talks about: clusters, nodes and facts, as frozen values (jobs: `core.job`).
 
 Standard library only. Times are seconds since the epoch (UTC), addresses are IPv4 in dotted form.
 Paths that live on a node are `str`, paths on this machine are `Path`.

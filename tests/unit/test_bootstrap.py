@@ -16,6 +16,7 @@ import pytest
 from clusterctl.core import keys
 from clusterctl.core.model import Accelerator, Node, NodeResult
 from clusterctl.machines import bootstrap, facts
+from clusterctl.machines import mesh as mesh_checks
 from clusterctl.machines.attached import BatchSite, SgeProvider, SlurmProvider, render_shut_out
 from tests.unit.making import cluster, node
 from tests.unit.tables import rows
@@ -236,7 +237,7 @@ def test_gpus_become_slots() -> None:
 
 @rows("text, failures", "bootstrap.mesh_failures")
 def test_mesh_failures(text: str, failures: list[str]) -> None:
-    assert list(bootstrap.read_mesh_failures(text)) == failures
+    assert list(mesh_checks.read_failures(text)) == failures
 
 
 FAKE_SSH = """\
@@ -280,7 +281,7 @@ def lab(
         (folder / "ssh").chmod(0o755)
         (tmp_path / "dead").write_text("".join(f"{name}\n" for name in dead))
         done = run(
-            bootstrap.render_mesh_check(where.launcher, where.workers).encode(),
+            mesh_checks.render_check(where.launcher, where.workers).encode(),
             path=f"{folder}:",
             HOSTS=str(tmp_path / "hosts"),
             DEAD=str(tmp_path / "dead"),
@@ -290,7 +291,7 @@ def lab(
         assert done.returncode == 0, done.stderr
         assert b"syntax" not in done.stderr.lower()
         used = sorted((tmp_path / "hosts").read_text().split())
-        return used, sorted(bootstrap.read_mesh_failures(done.stdout.decode()))
+        return used, sorted(mesh_checks.read_failures(done.stdout.decode()))
 
     return check
 
@@ -322,7 +323,7 @@ def test_mesh_asks_a_few_workers_at_a_time(tmp_path: Path) -> None:
     ssh.chmod(0o755)
     workers = [node(f"worker-{n}", f"10.0.0.{n}") for n in range(1, 21)]
     launcher = node("launcher", "10.0.0.100", root=str(tmp_path))
-    done = run(bootstrap.render_mesh_check(launcher, workers).encode())
+    done = run(mesh_checks.render_check(launcher, workers).encode())
     assert done.stdout.decode().count("ok launcher worker-") == 20
     steps = [1 if word == "+" else -1 for word in (tmp_path / "said").read_text().split()]
     assert max(accumulate(steps)) <= 8
@@ -383,22 +384,22 @@ def test_a_worker_that_does_not_see_the_shared_folder_is_named(tmp_path: Path) -
     agent.chmod(0o755)
     launcher = node("launcher", root=str(tmp_path / "root"))
     workers = [node(f"worker-{number}") for number in (1, 2, 3)]
-    text = bootstrap.render_shared_check(str(folder), launcher, workers)
+    text = mesh_checks.render_shared_check(str(folder), launcher, workers)
     done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
-    two, three = sorted(bootstrap.read_mesh_failures(done.stdout))
+    two, three = sorted(mesh_checks.read_failures(done.stdout))
     assert two.startswith("launcher → worker-2: ")
     assert three == "launcher → worker-3: Stale file handle"
     assert list(folder.iterdir()) == [], "nothing of the check stays"
     unwritable = "if ! why=$(false"  # as for a user who may only read: root may do anything
     for theirs, expected in ((False, 0), (True, 1)):
-        text = bootstrap.render_shared_check(str(folder), launcher, workers, theirs=theirs)
+        text = mesh_checks.render_shared_check(str(folder), launcher, workers, theirs=theirs)
         text = re.sub(r"if ! why=\$\(.*", f"{unwritable} 2>&1); then", text)
         done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
         assert done.stdout.count("readonly") == expected
-        broken = [line.split(":")[0] for line in bootstrap.read_mesh_failures(done.stdout)]
+        broken = [line.split(":")[0] for line in mesh_checks.read_failures(done.stdout)]
         names = ["launcher → worker-2", "launcher → worker-3"] if theirs else None
         assert sorted(broken) == (names or [f"launcher → {str(folder).split()[0]}"])
-    text = bootstrap.render_shared_check(str(tmp_path / "none"), launcher, workers)
+    text = mesh_checks.render_shared_check(str(tmp_path / "none"), launcher, workers)
     done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
-    (missing,) = bootstrap.read_mesh_failures(done.stdout)
+    (missing,) = mesh_checks.read_failures(done.stdout)
     assert missing.startswith(f"launcher → {tmp_path / 'none'}: ")

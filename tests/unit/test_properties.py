@@ -36,6 +36,7 @@ from clusterctl.insight import messages, metrics, node_views, top, verify
 from clusterctl.jobs import fetch, follow, records
 from clusterctl.launch.hostfile import parse_hosts
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
+from clusterctl.machines import mesh as mesh_checks
 from clusterctl.machines.attached import SgeProvider, SlurmProvider
 from clusterctl.machines.docker import containers
 from clusterctl.machines.ec2 import api, refusals
@@ -324,7 +325,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
         {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
     ),
     "uptime": pool.read_uptime,
-    "mesh": bootstrap.read_mesh_failures,
+    "mesh": mesh_checks.read_failures,
     "ip": lambda text: (
         networks.parse_taken(text, ""),
         networks.parse_taken("", text),

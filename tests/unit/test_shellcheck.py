@@ -12,6 +12,7 @@ from clusterctl.batch.system import load_system
 from clusterctl.core import assets, catalog, keys
 from clusterctl.core.model import Accelerator, Role, Runtime
 from clusterctl.machines import bootstrap, deadlines, registry
+from clusterctl.machines import mesh as mesh_checks
 from clusterctl.machines.registry import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import cluster, node
@@ -60,7 +61,7 @@ LAUNCHER_AND_WORKERS = (
 
 def mesh_script() -> str:
     where = cluster(*(node(name) for name in ("launcher", "worker-1", "worker-2")))
-    return bootstrap.render_mesh_check(where.launcher, where.workers)
+    return mesh_checks.render_check(where.launcher, where.workers)
 
 
 def export_script(name: str = "export", source: str = "") -> str:
@@ -95,8 +96,8 @@ RENDERED: dict[str, Callable[[], str]] = {
     "node-recipe": lambda: node_script(Accelerator.NONE, Runtime.DOCKER, "cpu"),
     "node-recipe-mpi": lambda: node_script(Accelerator.NVIDIA, Runtime.DOCKER, "nvidia-mpi"),
     "mesh": mesh_script,
-    "shared folder": lambda: bootstrap.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
-    "file system": lambda: bootstrap.render_shared_check(
+    "shared folder": lambda: mesh_checks.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
+    "file system": lambda: mesh_checks.render_shared_check(
         "/a folder", *LAUNCHER_AND_WORKERS, theirs=True
     ),
     "export": export_script,
