@@ -594,6 +594,23 @@ def test_a_subnet_that_cannot_hold_the_cluster_is_refused(
     assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("connect", "said", "hint"),
+    [
+        (False, "--private needs, in one zone, a public subnet", "name both: --subnet PUBLIC"),
+        (True, "--private with --instance-connect needs a subnet", "choose another --subnet"),
+    ],
+)
+def test_a_vpc_that_cannot_hold_private_workers_is_told_what_they_need(
+    connect: bool, said: str, hint: str
+) -> None:
+    cloud = replace(CLOUD, instance_connect=connect)
+    with pytest.raises(UsageError) as caught:
+        network.choose_network(Region(lost=9, bare=9), cloud, 2, name="lab")
+    assert caught.value.message.startswith(said)
+    assert caught.value.hint.startswith(hint)
+
+
 def test_a_subnet_is_used_where_its_machines_reach_the_internet() -> None:
     assert named("closed_shut", **HIDDEN) == ["us-east-1a"], "nobody has to get in"
     assert named("public_b", "public_a", **OPEN) == ["us-east-1a", "us-east-1b"]

@@ -204,6 +204,10 @@ def ended(*facts: str, scheduler: str = "slurm", **what: Any) -> Job:
     return verdict.judge(job(what=spec(**what), scheduler=scheduler), text)
 
 
+def test_a_line_that_says_more_than_the_end_is_not_the_end() -> None:
+    assert verdict.judge(job(), "running 12 1\nended 31 7").state is JobState.RUNNING
+
+
 def test_a_rank_that_sigterm_has_ended_may_be_the_first() -> None:
     """Nobody had told it to end: it did so itself, and the other one noticed."""
     failure = ended("launcher 30 143", "exit 20 0 143 1", "exit 29 1 3 1").failure
