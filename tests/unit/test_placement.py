@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.core.job import Placement
 from clusterctl.errors import ClusterctlError, LaunchError
-from clusterctl.launch.hostfile import MOST_ON_LOCAL, is_oversubscribed, place
+from clusterctl.launch.hostfile import MOST_ON_LOCAL, is_oversubscribed, place, place_points
 from tests.unit.making import cluster, job, node, spec
 from tests.unit.tables import read_rows
 
@@ -81,6 +81,47 @@ def test_more_nodes_come_from_up_or_from_the_file_of_hosts() -> None:
         assert re.findall(r"\d+ (?:rank|worker)s", caught.value.message) == [
             *("5 ranks", "3 workers", "2 workers")
         ]
+
+
+@pytest.mark.parametrize(
+    ("slots", "array", "counts"),
+    [
+        ((4, 4), "0-2", [("worker-1", 0, 2), ("worker-2", 2, 1)]),
+        ((1, 0, 2), "1-9", [("worker-1", 0, 1), ("worker-3", 1, 2)]),
+        ((4, 4), "1-9%2", [("worker-1", 0, 1), ("worker-2", 1, 1)]),
+        ((1, 1), "1-9%7", [("worker-1", 0, 1), ("worker-2", 1, 1)]),
+    ],
+)
+def test_points_take_the_slots_of_the_workers_by_turns(
+    slots: tuple[int, ...], array: str, counts: list[tuple[str, int, int]]
+) -> None:
+    placement = place_points(workers(*slots), spec(array=array))
+    assert [(item.node, item.first, item.count) for item in placement] == counts
+
+
+def test_points_need_a_slot() -> None:
+    with pytest.raises(LaunchError, match="no slots") as caught:
+        place_points(workers(0, 0), spec(array="0-2"))
+    assert "status" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("option", "wanted"),
+    [
+        ("--ranks", {"ranks": 2}),
+        ("--ranks-per-node", {"ranks_per_node": 2}),
+        ("--retries", {"retries": 2}),
+        ("--hang-timeout", {"hang_timeout": 9.0}),
+        ("--resume-args", {"resume_args": ("--resume",)}),
+        ("--mpirun-arg", {"mpirun_args": ("-v",)}),
+        ("--launcher torchrun", {"launcher": "torchrun"}),
+    ],
+)
+def test_what_means_nothing_to_points_is_refused(option: str, wanted: dict[str, Any]) -> None:
+    with pytest.raises(ClusterctlError) as caught:
+        place_points(workers(4), spec(array="0-2", **wanted))
+    assert caught.value.message.startswith(f"{option} ")
+    assert caught.value.hint
 
 
 def test_a_local_node_takes_so_many_ranks_and_no_more() -> None:
