@@ -39,6 +39,7 @@ def test_our_own_lines() -> None:
         ("a\nb", [("a", Role.BOTH), ("b", Role.WORKER)]),
         ("a\nb role=launcher", [("b", Role.LAUNCHER), ("a", Role.WORKER)]),
     ],
+    ids=["no launcher", "a launcher"],
 )
 def test_the_first_host_does_both_unless_there_is_a_launcher(
     text: str, roles: list[tuple[str, Role]]
@@ -55,7 +56,11 @@ def test_an_open_mpi_hostfile() -> None:
     ]
 
 
-@pytest.mark.parametrize("case", read_rows("hostfiles", "refused"), ids=lambda case: case["text"])
+@pytest.mark.parametrize(
+    "case",
+    read_rows("hostfiles", "refused"),
+    ids=lambda case: " ".join(case["text"].split()),  # no backslash: mutmut knows tests by them
+)
 def test_a_bad_line_is_named(case: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         parse_hosts(case["text"], "hosts")
