@@ -92,6 +92,48 @@ def test_slots_are_advice_only_where_nodes_share_a_machine() -> None:
     assert "PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe" in text
 
 
+def test_a_shell_has_what_the_cluster_shares_and_who_may_start_ranks() -> None:
+    nodes = [node("launcher", "10.0.0.10", user="root"), node("worker-1", "10.0.0.11", user="root")]
+    theirs = cluster(*nodes, shared="/shared")
+    for made, root in ((theirs, True), (cluster(), False)):
+        for name in ("launcher", "worker-1"):
+            files = mpirun.render_files(made, made.node(name))
+            text, mode = files["env"]
+            assert f"CLUSTERCTL_DATA={made.node(name).root}/data" in text
+            assert ("CLUSTERCTL_SHARED=/shared" in text) is root
+            assert ("OMPI_ALLOW_RUN_AS_ROOT=1" in text) is root
+            assert "GLOO_SOCKET_IFNAME=eth0" in text
+            assert "OMPI_MCA_btl_tcp_if_include=" in text
+            assert "hwloc_default_binding_policy" not in text
+            assert (mode, files["hostfile"][1], files["ssh_config"][1]) == (0o644,) * 3
+            programs = {"ssh", "scp", "sftp", "mpirun", "mpiexec", "python", "python3"}
+            assert {f"bin/{program}" for program in programs} < set(files)
+            assert files["bin/mpiexec"][1] == 0o755
+
+
+def test_a_shell_binds_no_ranks_where_nodes_share_a_processor() -> None:
+    nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
+    made = cluster(*nodes, provider="local")
+    text = mpirun.render_files(made, made.launcher)["env"][0]
+    assert "PRTE_MCA_hwloc_default_binding_policy=none" in text
+
+
+@pytest.mark.parametrize(
+    ("python", "mpi", "more"),
+    [
+        ("/opt/py/bin/python", "/opt/mpi", ":/opt/mpi/bin:/opt/py/bin"),
+        ("python3", "", ""),
+    ],
+)
+def test_programs_of_a_shell_are_those_of_the_nodes_python(
+    python: str, mpi: str, more: str
+) -> None:
+    made = cluster()
+    chosen = replace(made.launcher, python=python, mpi_prefix=mpi)
+    text = mpirun.render_files(made, chosen)["env"][0]
+    assert f"{chosen.root}/shell/bin{more}:" in text.replace("'", "")
+
+
 def test_a_bundled_program_is_found_by_its_name(tmp_path: Path) -> None:
     folder = written(cluster(), "worker-1", tmp_path)
     bundled = f"{folder}/shell/programs/bundled.py"
@@ -170,6 +212,15 @@ def test_mpirun_args_that_clusterctl_decides_are_refused(given: str, hint: str) 
     with pytest.raises(UsageError) as caught:
         argv(given)
     assert hint in caught.value.hint
+    assert given.split()[0] in caught.value.message
+
+
+@rows("given, said", "by_hand.mpirun_args_that_are_passed_on")
+def test_mpirun_args_that_are_passed_on(given: str, said: str) -> None:
+    """And each of ours stays that they do not set."""
+    found = argv(given)
+    assert said in " ".join(found)
+    assert {"--hostfile", "btl"} <= set(found)
 
 
 def test_mpirun_args_need_mpirun() -> None:
