@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -240,9 +241,10 @@ def test_the_master_prints_what_was_learned(
 ) -> None:
     ticks = count(step=2.0)  # an epoch takes two seconds
     rows = random_rows()
-    chosen = options(shard=shard, batch_size=ROWS // 2 if shard else ROWS)
+    chosen = options(shard=shard, batch_size=ROWS // 2 if shard else ROWS, metrics=True)
     _, parts = train(2, rows, chosen, clock=lambda: next(ticks))
-    head, *lines = capsys.readouterr().out.splitlines()
+    head, *printed = capsys.readouterr().out.splitlines()
+    lines, told = printed[::2], [json.loads(line)["clusterctl"] for line in printed[1::2]]
     for word in ("2 workers", "rows (24 + 24 rows", "Seed: 3"):
         assert word in head
     assert len(lines) == EPOCHS
@@ -258,6 +260,15 @@ def test_the_master_prints_what_was_learned(
         assert float(values["Validation loss"]) == pytest.approx(loss, rel=1e-4)
         assert float(values["Accuracy"]) == pytest.approx(right, abs=1e-4)
         assert values["Throughput"] == f"{ROWS / 2 if shard else ROWS:.1f} samples/s"
+        assert {name: value for name, value in told[number].items() if name != "time"} == {
+            "epoch": number,
+            "epochs": EPOCHS,
+            "loss": pytest.approx(before, rel=1e-4),
+            "validation_loss": pytest.approx(loss, rel=1e-4),
+            "validation_accuracy": pytest.approx(right, abs=1e-4),
+            "samples_per_second": pytest.approx(ROWS / 2 if shard else ROWS),
+            "seconds": pytest.approx(2.0),
+        }
 
 
 def test_weights_that_are_no_numbers_end_the_training() -> None:
