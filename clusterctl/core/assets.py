@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 import re
 import shlex
+import zipfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,3 +63,40 @@ def render(template: str, **values: object) -> str:
     """
     text: str = _make_environment().get_template(template).render(**values)
     return text
+
+
+# -------------------------------------------------------------------------------------------------
+# The agent: what runs on nodes, in a Python of theirs.
+
+
+@cache
+def pack_agent() -> tuple[str, bytes]:
+    """clusterctl/agent as a zip archive, for a folder of which Python runs `__main__.py`, which is
+    quicker than the folder; its digest before it."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        main = (
+            "import os, sys\n\nsys.path.insert(0, os.path.dirname(__file__))\n"
+            "from agent.verbs import main\n\nmain(sys.argv[1:])\n"
+        )
+        texts = {"__main__.py": main.encode()}
+        for path in sorted((_PACKAGE / "agent").glob("*.py")):
+            texts[f"agent/{path.name}"] = path.read_bytes()
+        for name, text in texts.items():
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+    script = find_folder("templates") / "bootstrap" / "place-agent.sh.j2"
+    digest = hashlib.sha256(repr([texts, script.read_bytes()]).encode()).hexdigest()[:16]
+    return digest, made.getvalue()
+
+
+def locate_agent(root: str) -> str:
+    """What `/bin/sh` is to run on a node for the agent."""
+    return f"{root}/agent/{pack_agent()[0]}/run"
+
+
+def render_agent(pythons: Sequence[str] = ()) -> str:
+    """The sh that puts the agent into a node's root, the folder that it runs in. `pythons`: those
+    to try first."""
+    digest, packed = pack_agent()
+    text = base64.encodebytes(packed).decode()
+    return render("bootstrap/place-agent.sh.j2", digest=digest, packed=text, pythons=pythons)

@@ -6,9 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from clusterctl.agent.attend import Attendant
 from clusterctl.core import assets
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash", "line\nbreak", "ü; exit 3"]
@@ -78,11 +81,31 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def processes(folder: Path, tag: str, *arguments: str) -> list[str]:
-    values = {"id": 7, "node": "worker-1", "tag": tag, "output": 1 << 32, "least": 1 << 24}
-    text = assets.render("job/processes.sh.j2", folder=folder, **values)
-    done = subprocess.run(
-        ["/bin/sh", "-s", *arguments], input=text, capture_output=True, text=True, timeout=30
-    )
-    assert done.stderr == ""
-    return done.stdout.splitlines()
+def processes(folder: Path, tag: str, verb: str, *arguments: str) -> list[str]:
+    """What the agent answers about a job there, as lines."""
+    attendant = Attendant(str(folder), f"CLUSTERCTL_JOB={tag}")
+    return [" ".join(fact) for fact in attendant.answer(verb, *map(float, arguments))]
+
+
+@cache
+def _unpack_agent() -> tuple[TemporaryDirectory[str], Path]:
+    scratch = TemporaryDirectory(prefix="agent-")
+    script = assets.render_agent([sys.executable])
+    subprocess.run(("/bin/sh", "-s"), cwd=scratch.name, input=script.encode(), check=True)
+    return scratch, Path(scratch.name, "agent")
+
+
+def place_agent(root: Path) -> None:
+    """The agent of a node with that root, as bootstrap puts it there."""
+    _, folder = _unpack_agent()
+    (root / "agent").symlink_to(folder)
+
+
+def start_locally(name: str, command: str, **streams: Any) -> subprocess.Popen[bytes]:
+    """A command line of a node of that name, here."""
+    return subprocess.Popen(["/bin/sh", "-c", command], **streams)
+
+
+def note_staged(job: Path) -> None:
+    """As the client does, before the program runs."""
+    subprocess.run(["/bin/sh", "-c", assets.render("job/staged.sh.j2")], cwd=job, check=True)

@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actions": {"jobs", "insight", "batch", "project", "launch", "data", "machines"}
     | {"transport", "terraform", "state", "process", "options", "core"},
     "jobs": {
+        "agent",
         "batch",
         "launch",
         "project",
@@ -58,15 +59,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "insight": {"batch", "core"},  # pure
     "batch": {"project", "launch", "options", "core"},  # pure
-    "project": {"launch", "transport", "state", "process", "options", "core"},
+    "project": {"agent", "launch", "transport", "state", "process", "options", "core"},
     "launch": {"core"},  # pure: from values to text and argv
     "data": {"machines", "transport", "core"},  # with the client that EC2 has for AWS
     "machines": {"transport", "terraform", "state", "process", "options", "core"},
-    "transport": {"process", "core"},
+    "transport": {"agent", "process", "core"},
     "terraform": {"state", "process", "core"},
     "state": {"core"},
     "process": {"core"},
     "options": {"core"},
+    "agent": set(),  # what runs on nodes
     "core": set(),
     "errors": set(),  # which everybody may raise, and scripts of people catch
 }
@@ -92,7 +94,7 @@ MAY_USE: dict[str, set[str]] = {
     "websockets": {"machines"},
 }
 
-STARTS_PROCESSES = "process"  # the only unit that may
+STARTS_PROCESSES = ("process", "agent")  # the only units that may: here; on nodes
 PROCESS_MODULES = {"subprocess", "multiprocessing", "pty"}
 PROCESS_NAMES = ("exec", "fork", "posix_spawn", "spawn", "system", "popen", "startfile")  # os.<…>*
 ASYNC_PROCESS_NAMES = ("create_subprocess",)  # asyncio.<…>*
@@ -216,8 +218,8 @@ def violations(package: Path) -> list[str]:
             if target not in allowed:
                 broken.append(f"{use.where}: {use.unit} may not import {target}")
         elif starts_process(use.target):
-            if use.unit != STARTS_PROCESSES:
-                broken.append(f"{use.where}: only {STARTS_PROCESSES} may use {use.target}")
+            if use.unit not in STARTS_PROCESSES:
+                broken.append(f"{use.where}: only {STARTS_PROCESSES[0]} may use {use.target}")
         elif top not in sys.stdlib_module_names and use.unit not in MAY_USE.get(top, set()):
             broken.append(f"{use.where}: {use.unit} may not use {top}")
     return broken

@@ -1,0 +1,286 @@
+"""What a supervisor asks a node, answered there for as long as the connection lasts.
+
+A question is one line of JSON, `[verb, argument…]`; the answer is another one behind MARK, since a
+login shell may say something first.
+"""
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from . import processes
+
+if TYPE_CHECKING:
+    import subprocess
+
+MARK = "@@clusterctl "
+Fact = Tuple[str, ...]
+
+
+class NodeAnswer(NamedTuple):
+    """The facts of a node. `began`, `ended`: when by its clock, in seconds since the epoch; `asked`
+    and `heard` the same by the clock of who has asked. `code`, `why`: what ssh ended with, and said
+    at last; None where the node has answered."""
+
+    facts: Tuple[Fact, ...] = ()
+    began: float = 0.0
+    ended: float = 0.0
+    asked: float = 0.0
+    heard: float = 0.0
+    code: Optional[int] = None
+    why: str = ""
+
+    def count(self, *words: str) -> int:
+        """How many facts begin with these words."""
+        return sum(fact[: len(words)] == words for fact in self.facts)
+
+
+class Attendant:
+    """Answers about the job whose folder on this node is `job`."""
+
+    def __init__(self, job: str, tag: str) -> None:
+        self._job = job
+        self._tag = tag
+        self._processes = processes.Processes(job, tag)
+
+    def answer(self, verb: str, *args: Any) -> List[Fact]:
+        """Facts, as the supervisor takes them. Nothing is left of a job whose folder is gone."""
+        if not os.path.isdir(os.path.join(self._job, "out")):
+            return [("survivors", "0")]
+        if verb == "ask":
+            self._processes.ask(args[0])
+            return []
+        if verb == "stacks":
+            from . import stacks
+
+            return list(stacks.list_stacks(self._job, self._tag))
+        if verb == "written":
+            return self._sum_up_written()
+        if verb == "meet":
+            return []
+        if verb == "port":
+            return [("port", str(find_port()))]
+        if verb in ("cut", "own", "choice"):
+            return [(verb, *fact) for fact in self._look_for_snapshots(verb, *args)]
+        if verb == "tend":
+            self._shorten(int(args[0]), int(args[1]))
+        elif verb == "close":  # mpirun's connections to its daemons end a moment after it
+            if self._processes.await_end(processes.NOTING):
+                self._forget()
+        elif verb == "end":
+            # Before the search: a rank that starts now finds no environment, and ends by itself.
+            self._forget()
+            self._processes.end(args[0])
+        elif verb == "again":
+            self._processes.end(args[0])
+        return list(self._processes.look())
+
+    def _forget(self) -> None:
+        """The secrets, and what only a job that runs needs."""
+        place = os.path.join(self._job, "env")
+        for path in (os.path.realpath(place), place, os.path.join(self._job, "py-spy.gz")):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def _look_for_snapshots(self, verb: str, *args: Any) -> List[Fact]:
+        from . import resume
+
+        if verb == "choice":
+            attempt, wish = args
+            return [tuple(resume.choose(self._job, attempt, resume.SnapshotWish(**wish)))]
+        look = resume.list_cut if verb == "cut" else resume.list_own
+        return [(path,) for path in look(self._job, *args)]
+
+    def _list_output(self) -> List[str]:
+        out = os.path.join(self._job, "out")
+        names = sorted(name for name in os.listdir(out) if name.endswith((".out", ".err")))
+        return [os.path.join(out, name) for name in names]
+
+    def _sum_up_written(self) -> List[Fact]:
+        """Two words: another one when a rank writes, and when one starts. Sizes, and no times: a
+        clock may be set."""
+        sizes = [(path, os.path.getsize(path)) for path in self._list_output()]
+        out = os.path.join(self._job, "out")
+        names = sorted(name for name in os.listdir(out) if name.endswith(".pid"))
+        starts = [processes.read(os.path.join(out, name)) for name in names]
+        if not starts:
+            return []
+        return [("written", str(hash_of(sizes)), str(hash_of(starts)))]
+
+    def _shorten(self, most: int, least: int) -> None:
+        """Frees what the last look has announced of output files that have become too long: who
+        follows the job has had time to go on behind it. Programs append, so they notice nothing.
+        `FILE.cut` says from where to where nothing is kept."""
+        mine = [
+            os.path.join(self._job, name)
+            for name in ("mpirun.out", "mpirun.err", "launch.out", "launch.err")
+        ]
+        paths = [path for path in self._list_output() + mine if os.path.exists(path)]
+        share = max(least, most // max(1, len(paths)))
+        for path in paths:
+            if os.stat(path).st_blocks * 512 <= share + share // 4:
+                continue
+            before = processes.read(path + ".cut").split()
+            if before and not punch(path, int(before[0]), int(before[1])):
+                continue
+            start = share // 10 // 4096 * 4096
+            end = (os.path.getsize(path) - share + start) // 4096 * 4096
+            with open(path + ".cut.new", "w") as file:
+                file.write(f"{start} {end}\n")
+            os.replace(path + ".cut.new", path + ".cut")
+
+
+def hash_of(value: object) -> int:
+    import zlib
+
+    return zlib.crc32(repr(value).encode())
+
+
+def punch(path: str, start: int, end: int) -> bool:
+    """Frees that part of a file; whether the file system can."""
+    import subprocess
+
+    command = ["fallocate", "--punch-hole", "-o", str(start), "-l", str(end - start), path]
+    try:
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def find_port() -> int:
+    """One that nobody uses here, below the range that the kernel hands out by itself."""
+    used: Set[int] = set()
+    for name in ("tcp", "tcp6"):
+        rows = processes.read("/proc/net/" + name).decode().splitlines()[1:]
+        used.update(int(row.split()[1].rpartition(":")[2], 16) for row in rows)
+    free = [port for port in range(20000, 30000) if port not in used]
+    return free[int.from_bytes(os.urandom(4), "big") % len(free)]
+
+
+def serve(job: str, tag: str) -> None:
+    """Answers what comes on stdin, one question at a time, until it ends."""
+    attendant = Attendant(job, tag)
+    for line in sys.stdin:
+        verb, *args = json.loads(line)
+        began = time.time()
+        facts = attendant.answer(verb, *args)
+        print(MARK + json.dumps([began, time.time(), facts]), flush=True)
+
+
+# -------------------------------------------------------------------------------------------------
+# The other end, on the launcher.
+
+
+class Here:
+    """A node that shares this machine: asked without a connection."""
+
+    def __init__(self, job: str, tag: str) -> None:
+        self._attendant = Attendant(job, tag)
+
+    def ask(self, limit: float, verb: str, *args: Any) -> NodeAnswer:
+        asked = time.time()
+        facts = tuple(self._attendant.answer(verb, *args))
+        return NodeAnswer(facts, asked, time.time(), asked, time.time())
+
+    def close(self) -> None:
+        pass
+
+
+class There:
+    """A node behind `command`, which starts `serve` there. What ssh says goes to `log`, too."""
+
+    def __init__(self, command: Sequence[str], environ: Dict[str, str], log: str) -> None:
+        self._command, self._environ, self._log = command, environ, log
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._errors = b""
+        self._rest = b""
+
+    def ask(self, limit: float, verb: str, *args: Any) -> NodeAnswer:
+        """Its answer within so many seconds: a node whose disk hangs takes a question and never
+        answers it. One whose connection was lost is asked once more over a new one."""
+        asked = time.time()
+        until = time.monotonic() + limit
+        fresh = self._process is None
+        while True:
+            try:
+                line = self._exchange(json.dumps([verb, *args]).encode() + b"\n", until)
+                began, ended, facts = json.loads(line)
+                found = tuple(tuple(fact) for fact in facts)
+                return NodeAnswer(found, began, ended, asked, time.time())
+            except TimeoutError:
+                self.close()
+                return NodeAnswer(asked=asked, heard=time.time(), code=124, why="no answer")
+            except OSError:
+                code, why = self._end()
+                if fresh:
+                    return NodeAnswer(asked=asked, heard=time.time(), code=code, why=why)
+                fresh = True
+
+    def _exchange(self, question: bytes, until: float) -> bytes:
+        import subprocess
+
+        if self._process is None:
+            self._errors = self._rest = b""
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environ,
+                start_new_session=True,
+                bufsize=0,
+            )
+        process = self._process
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdin.write(question)
+        streams = [process.stdout, process.stderr]
+        while True:
+            line, newline, rest = self._rest.partition(b"\n")
+            if newline:
+                self._rest = rest
+                if line.startswith(MARK.encode()):
+                    return line[len(MARK) :]
+                continue
+            left = until - time.monotonic()
+            ready = select.select(streams, [], [], max(0.0, left))[0]
+            if not ready:
+                raise TimeoutError
+            for stream in ready:
+                data = os.read(stream.fileno(), 65536)
+                if stream is process.stdout:
+                    if not data:
+                        raise ConnectionResetError
+                    self._rest += data
+                elif data:
+                    self._errors = (self._errors + data)[-4096:]
+                else:
+                    streams.remove(stream)
+
+    def _end(self) -> Tuple[int, str]:
+        """What ssh has ended with, and its last line."""
+        import subprocess
+
+        process, self._process = self._process, None
+        assert process
+        try:
+            _, more = process.communicate(timeout=2)
+        except (subprocess.TimeoutExpired, ValueError, OSError):
+            process.kill()
+            more = b""
+        said = (self._errors + (more or b"")).decode(errors="replace").replace("\r", "").strip()
+        if said:
+            with open(self._log, "a") as file:
+                file.write(said + "\n")
+        return process.wait(), said.rpartition("\n")[2]
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            process.wait()

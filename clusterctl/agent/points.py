@@ -1,0 +1,110 @@
+"""Runs the points of a sweep: on each slot one after the other, whatever becomes of the others.
+`todo`, in the job's folder, has their numbers; `taken` how many of these have begun. `state` gets
+`point TIME POINT NODE` and `exit TIME POINT CODE ATTEMPT` for each.
+"""
+
+import contextlib
+import os
+import subprocess
+import threading
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+from . import processes
+
+MARK = b"@@point"
+"""What a slot answers, with the number of a point and its exit code: a login shell may say
+something first."""
+
+
+class PointQueue:
+    """The points that no slot has taken yet."""
+
+    def __init__(self, job: str) -> None:
+        self._job, self._lock = job, threading.Lock()
+        self._todo = processes.read(os.path.join(job, "todo")).decode().split()
+        taken = processes.read(os.path.join(job, "taken")).decode().strip()
+        self._taken = int(taken or 0)
+        self._returned: List[str] = []
+
+    def take(self) -> Optional[str]:
+        """None: there is none now, the job is to stop, or it cannot be noted that it was taken."""
+        with self._lock, contextlib.suppress(OSError):
+            if os.path.exists(os.path.join(self._job, "stopping")) or self.is_empty():
+                return None
+            path = os.path.join(self._job, "taken")
+            with open(path + ".new", "w") as file:
+                file.write(f"{self._taken + 1}\n")
+            os.replace(path + ".new", path)
+            self._taken += 1
+            return self._todo[self._taken - 1]
+        return None
+
+    def give_back(self, point: str) -> None:
+        """Its node was lost: another slot runs it, once."""
+        with self._lock:
+            if point not in self._returned:
+                self._returned.append(point)
+                self._todo.append(point)
+
+    def is_empty(self) -> bool:
+        return self._taken >= len(self._todo)
+
+
+class Sweep:
+    """`start`: starts a command line on the node of a slot; `note`: notes a fact in `state`."""
+
+    def __init__(self, job: str, start: Any, note: Any) -> None:
+        self._job, self._start, self._note = job, start, note
+        self._queue = PointQueue(job)
+        self._failed = False
+
+    def run(self, slots: Sequence[Dict[str, Any]]) -> bool:
+        """Whether all points have ended well."""
+        threads = [threading.Thread(target=self._work, args=(slot,)) for slot in slots]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return not self._failed and self._queue.is_empty()
+
+    def _work(self, slot: Dict[str, Any]) -> None:
+        try:
+            self._run_slot(slot)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _run_slot(self, slot: Dict[str, Any]) -> None:
+        command = f"exec /bin/sh {slot['folder']}/slot.sh {slot['slot']}"
+        with open(os.path.join(self._job, "mpirun.err"), "ab") as log:
+            pipe = subprocess.PIPE
+            shell = self._start(slot["node"], command, stdin=pipe, stdout=pipe, stderr=log)
+        with shell, contextlib.suppress(BrokenPipeError):
+            for point in iter(self._queue.take, None):
+                self._note(("point", None, point, slot["node"]))
+                code = _ask(shell, point)
+                if code is None:
+                    self._queue.give_back(point)
+                    break
+                self._note(("exit", None, point, code, 1))
+                if code != "0":
+                    self._failed = True
+
+
+def _ask(shell: "subprocess.Popen[bytes]", point: str) -> Optional[str]:
+    """Has a slot run a point; its exit code. None: the node is gone."""
+    assert shell.stdin
+    assert shell.stdout
+    with contextlib.suppress(OSError):
+        shell.stdin.write(point.encode() + b"\n")
+        shell.stdin.flush()
+        for line in _read_lines(shell):
+            words = line.split()
+            if words[:2] == [MARK, point.encode()] and len(words) == 3:
+                return words[2].decode()
+    return None
+
+
+def _read_lines(shell: "subprocess.Popen[bytes]") -> Iterator[bytes]:
+    assert shell.stdout
+    return iter(shell.stdout.readline, b"")

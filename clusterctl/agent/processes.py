@@ -1,0 +1,284 @@
+"""The processes of a job on this node: what lives, and how it is ended.
+
+Each carries the job's tag in its environment; this program does not. One SIGTERM means that a
+program is to save, and many take a second one to mean that it is to quit at once: whoever tells a
+rank to end leaves the file `rank-N.term`, and nobody tells it again.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import time
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+LOOK = 0.1
+"""Seconds between two looks whether processes have ended: less at first."""
+NOTING = 0.3
+"""Seconds for wrappers to note how their programs have ended."""
+SHELL = re.compile(r"(^|[/-])(ba|da|a|z|k|mk|c|tc|fi)?sh$")
+CATCHES_TERM = 1 << (signal.SIGTERM - 1)
+
+
+class RankProgram(NamedTuple):
+    """What a rank's wrapper has started, or what that has started. `due`: SIGTERM is for it. Below
+    a program that catches it it is not: torchrun passes it on, and a program that is to save must
+    not lose its DataLoader workers."""
+
+    pid: int
+    rank: str
+    due: bool
+
+
+def read(path: str) -> bytes:
+    """b"" where there is nothing to read any more."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def is_locked(path: str) -> bool:
+    """The kernel drops the lock of a process that has ended."""
+    try:
+        with open(path, "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def list_living(tag: str) -> List[int]:
+    """The processes with that tag, but for this one."""
+    wanted, own = os.fsencode(tag), str(os.getpid())
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != own and wanted in read("/proc/" + name + "/environ"):
+            found.append(int(name))
+    return found
+
+
+def read_rank(pid: int) -> str:
+    """ "" for what is no rank's."""
+    for item in read(f"/proc/{pid}/environ").split(b"\0"):
+        if item.startswith(b"CLUSTERCTL_RANK="):
+            return os.fsdecode(item.partition(b"=")[2])
+    return ""
+
+
+def list_programs(tag: str) -> List[RankProgram]:
+    """Those that rank wrappers have started, not these or launchers' daemons. A shell waits: it
+    comes before what it has started, whose end would let it go on, and end, before it has had its
+    SIGTERM."""
+    ranks = {pid: rank for pid in list_living(tag) for rank in [read_rank(pid)] if rank}
+    above = {pid: _read_parent(pid) for pid in ranks}
+    catches = {pid: _catches_term(pid) for pid in ranks}
+
+    def is_due(pid: int) -> bool:
+        parent = above[pid]
+        return parent not in ranks or (is_due(parent) and not catches[parent])
+
+    ordered: Dict[int, RankProgram] = {}
+
+    def add(pid: int) -> None:
+        if pid not in ordered:
+            if above[pid] in ranks:
+                add(above[pid])
+            ordered[pid] = RankProgram(pid, ranks[pid], is_due(pid))
+
+    for pid in ranks:
+        add(pid)
+    return list(ordered.values())
+
+
+def _read_parent(pid: int) -> int:
+    found = re.search(rb"^PPid:\s*(\d+)", read(f"/proc/{pid}/status"), re.MULTILINE)
+    return int(found.group(1)) if found else 0
+
+
+def _catches_term(pid: int) -> bool:
+    first = os.fsdecode(read(f"/proc/{pid}/cmdline").partition(b"\0")[0])
+    if SHELL.search(first):
+        return False
+    status = read(f"/proc/{pid}/status")
+    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return bool(found and int(found.group(1), 16) & CATCHES_TERM)
+
+
+def send(pid: int, number: int) -> None:
+    """To one process: 0 and numbers below it are groups."""
+    if pid <= 0:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def read_boot() -> str:
+    """Another one after each start of this node. A container has its host's boot id, and a first
+    process of its own."""
+    boot = read("/proc/sys/kernel/random/boot_id").decode().strip()
+    first = read("/proc/1/stat").decode(errors="replace").rpartition(")")[2].split()
+    return "{} {}".format(boot, first[19] if len(first) > 19 else "").strip()
+
+
+class Processes:
+    """Those of the job whose folder on this node is `job`."""
+
+    def __init__(self, job: str, tag: str) -> None:
+        if not tag.startswith("CLUSTERCTL_JOB=") or not tag.endswith(";"):
+            raise ValueError(f"{tag!r} is no tag")  # it could be part of any environment
+        self._job, self._tag = job, tag
+        self._out = os.path.join(job, "out")
+
+    # --------------------------------------------------------------------------------- ending them
+
+    def tell(self, rank: Optional[str] = None) -> None:
+        """SIGTERM to each program that has not had it, of one rank or of all. `rank-N.term` names
+        those that others are to tell."""
+        told: Set[str] = set()
+        for program in list_programs(self._tag):
+            # Nodes on one host see the ranks of each other.
+            ours = os.path.exists(self._locate(program.rank, "pid"))
+            if not ours or rank not in (None, program.rank):
+                continue
+            if program.rank not in told:
+                if not _create(self._locate(program.rank, "term")):
+                    continue
+                told.add(program.rank)
+            if program.due:
+                send(program.pid, signal.SIGTERM)
+            else:
+                with open(self._locate(program.rank, "term"), "a") as file:
+                    file.write(f"{program.pid}\n")
+            send(program.pid, signal.SIGCONT)
+
+    def _list_remaining(self) -> List[int]:
+        """Programs; and SIGTERM to those that nobody has told, as who started them has ended."""
+        programs = list_programs(self._tag)
+        for program in programs:
+            names = read(self._locate(program.rank, "term")).split()
+            due = program.due and str(program.pid).encode() in names
+            if due and _create(self._locate(program.rank, f"term-{program.pid}")):
+                send(program.pid, signal.SIGTERM)
+        return [program.pid for program in programs]
+
+    def ask(self, seconds: float) -> bool:
+        """SIGTERM to all programs that have not had it; whether all have ended within the time."""
+        _create(os.path.join(self._job, "stopping"))
+        self.tell()
+        return _wait_for_end(self._list_remaining, seconds)
+
+    def stop(self, seconds: float) -> None:
+        """The same, and SIGKILL to those programs that have not ended by then."""
+        if not self.ask(seconds):
+            self.kill()
+
+    def kill_later(self, rank: str, seconds: float) -> None:
+        """SIGKILL to what a rank was told to end, after its time. Its wrapper may have been killed
+        meanwhile, and the rank of the next attempt has its own time."""
+        attempt = read(self._locate(rank, "pid"))
+        time.sleep(seconds)
+        if (
+            os.path.exists(self._locate(rank, "term"))
+            and read(self._locate(rank, "pid")) == attempt
+        ):
+            self.kill(rank)
+
+    def kill(self, rank: Optional[str] = None) -> None:
+        for program in list_programs(self._tag):
+            if rank in (None, program.rank):
+                send(program.pid, signal.SIGKILL)
+
+    def end(self, seconds: float) -> None:
+        """Ends all processes of the job: programs have the time to save, then wrappers a moment to
+        note how their programs ended."""
+
+        def living() -> List[int]:
+            return list_living(self._tag)
+
+        if not living():
+            return
+        until = time.monotonic() + seconds
+        self.tell()
+        if not _wait_for_end(self._list_remaining, seconds):
+            self.kill()
+        until = max(until, time.monotonic() + NOTING)
+        for pid in living():
+            send(pid, signal.SIGTERM)
+            send(pid, signal.SIGCONT)
+        if _wait_for_end(living, until - time.monotonic()):
+            return
+        for _ in range(4):  # what was started while we looked is found by the next look
+            for pid in living():
+                send(pid, signal.SIGKILL)
+            if _wait_for_end(living, 0.5):
+                return
+
+    def await_end(self, seconds: float) -> bool:
+        """Whether nothing of the job is left within the time."""
+        return _wait_for_end(lambda: list_living(self._tag), seconds)
+
+    # ------------------------------------------------------------------------ what there is to say
+
+    def look(self) -> Iterator[Tuple[str, ...]]:
+        """Facts about this node, as `supervise` takes them: a word, and what belongs to it."""
+        yield "survivors", str(len(list_living(self._tag)))
+        try:
+            disk = os.statvfs(self._job)
+            if disk.f_bavail * disk.f_frsize < 65536:
+                yield ("full",)
+        except OSError:
+            pass
+        boot = read(os.path.join(self._out, "boot")).decode().strip()
+        if boot and boot != read_boot():
+            yield "node", "restarted"
+        ending = os.path.join(self._job, "..", "..", "ending")  # of the machine: deadline, spot
+        staged = os.path.join(self._job, ".staged")
+        if read(ending) and os.stat(ending).st_mtime > os.stat(staged).st_mtime:
+            yield "node", read(ending).decode().split()[0]
+        try:
+            names = sorted(os.listdir(self._out))
+        except OSError:
+            return
+        for fact in ("oom", "told", "alone", "started", "exit"):
+            suffix = "." + ("pid" if fact == "started" else fact)
+            for name in names:
+                rank = name[len("rank-") : -len(suffix)]
+                if name != f"rank-{rank}{suffix}":
+                    continue
+                if fact == "alone" and os.path.exists(self._locate(rank, "met")):
+                    continue
+                path = os.path.join(self._out, name)
+                said = () if fact == "started" else tuple(read(path).decode().split())
+                yield (fact, rank, *said)
+
+    def _locate(self, rank: str, suffix: str) -> str:
+        return os.path.join(self._out, f"rank-{rank}.{suffix}")
+
+
+def _create(path: str) -> bool:
+    """Whether this is who made the file."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except OSError:
+        return False
+    return True
+
+
+def _wait_for_end(living: Callable[[], List[int]], seconds: float) -> bool:
+    """Whether nothing is left within the time. A process that is about to run another program has
+    no environment: a second look sees it."""
+    until, pause = time.monotonic() + seconds, LOOK / 10
+    while True:
+        if not living():
+            time.sleep(LOOK / 5)
+            if not living():
+                return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(min(pause, max(0.0, until - time.monotonic())))
+        pause = min(LOOK, pause * 2)

@@ -1,0 +1,224 @@
+"""Files on their way into stores: what a sender and a node say to each other, and how a node passes
+on what it gets.
+
+Each message is a line of JSON, `[verb, argument…]`; those of the node stand behind MARK, since a
+login shell may say something first. After the line come its bytes, where there are any.
+
+To the node: `manifest SIZE` and its bytes; `file DIGEST SIZE HAD`, and `data SIZE` with bytes until
+that file is whole, others of these messages in between; `end`; `feed NAME COMMAND` (pass on all
+that the manifest names to the `serve` that this command starts, as it comes in); `stop NAME`; `make
+FOLDER LINK`. From it: `missing ID [[INDEX, HAD]…]`, `end WRONG`, `sent NAME BYTES`, `fed NAME WHY`,
+`made`, `error WHY`.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any, Callable, Dict, List, Sequence, Tuple
+
+from .store import BadManifest, FileStore, Missing, TreeEntry, list_files, read_manifest
+
+MARK = b"@@clusterctl "
+TOLD = 0.5
+"""Seconds between two words about how far a copy is."""
+ATTEMPTS = 2
+"""How often a file is sent that has arrived otherwise than it was."""
+
+
+def pack(*words: object) -> bytes:
+    return json.dumps(words, separators=(",", ":")).encode() + b"\n"
+
+
+def unpack(line: bytes) -> List[Any]:
+    """[] for what is none of ours."""
+    _, mark, text = line.partition(MARK)
+    return list(json.loads(text.decode())) if mark else []
+
+
+def unpack_missing(said: Sequence[Tuple[int, int]], entries: Sequence[TreeEntry]) -> List[Missing]:
+    files = list(list_files(entries).items())
+    return [Missing(*files[index], had) for index, had in said]
+
+
+class StoreServer:
+    """Takes files into a store, as long as `stdin` lasts."""
+
+    def __init__(self, store: FileStore, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self._store, self._in, self._out = store, stdin, stdout
+        self._lock = threading.Lock()
+        self._feeds: Dict[str, Feed] = {}
+        self._manifest = b""
+        self._name = ""
+        self._entries: List[TreeEntry] = []
+        self._wrong: List[str] = []
+        self._left = 0
+        self._held = contextlib.ExitStack()
+        self._verbs: Dict[str, Callable[..., None]] = {
+            "manifest": self._compare,
+            "file": self._take,
+            "data": self._begin,
+            "end": self._end,
+            "feed": self._feed,
+            "stop": self._stop,
+            "make": self._make,
+        }
+
+    def run(self) -> None:
+        with self._held:
+            try:
+                while True:
+                    self._answer()
+            except EOFError:
+                pass
+            except (OSError, BadManifest) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                name = getattr(error, "filename", None)
+                self._say("error", f"{name}: {why}" if name else why)
+            finally:
+                for feed in self._feeds.values():
+                    feed.stop()
+
+    def read(self, size: int) -> bytes:
+        """Some bytes of the file that is coming."""
+        while not self._left:
+            self._answer()
+        data = self._read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+    def _answer(self) -> None:
+        """One message. Raises EOFError."""
+        line = self._in.readline()
+        if not line:
+            raise EOFError
+        verb, *args = json.loads(line.decode())
+        self._verbs[verb](*args)
+
+    def _say(self, *words: object) -> None:
+        with self._lock:
+            self._out.write(MARK + pack(*words))
+            self._out.flush()
+
+    def _read(self, size: int) -> bytes:
+        data = self._in.read(size)
+        if not data:
+            raise EOFError
+        return data
+
+    def _compare(self, size: int) -> None:
+        self._manifest = self._read(size)
+        self._name = self._held.enter_context(self._store.hold(self._manifest))
+        self._entries = read_manifest(self._manifest)
+        missing = self._store.find_missing(self._entries)
+        if missing:
+            size = sum(wanted.size for wanted in missing)
+            self._store.evict(self._store.choose_limit() - size, self._store.list_used())
+        index = {digest: number for number, digest in enumerate(list_files(self._entries))}
+        rows = [(index[wanted.digest], wanted.had) for wanted in missing]
+        self._say("missing", self._store.identify(), rows)
+
+    def _take(self, *words: Any) -> None:
+        wanted = Missing(*words)
+        if not self._store.put(wanted, self.read):
+            self._wrong.append(wanted.digest)
+
+    def _begin(self, size: int) -> None:
+        self._left = size
+
+    def _end(self) -> None:
+        self._say("end", self._wrong)
+        self._wrong = []
+
+    def _feed(self, name: str, command: Sequence[str]) -> None:
+        try:
+            feed = self._feeds[name] = Feed(self._store, self._manifest, command)
+        except OSError as error:
+            self._say("fed", name, str(error))
+            return
+        threading.Thread(target=feed.run, args=(name, self._say), daemon=True).start()
+
+    def _stop(self, name: str) -> None:
+        if name in self._feeds:
+            self._feeds[name].stop()
+
+    def _make(self, folder: str, link: bool) -> None:
+        self._store.make(folder, self._entries, link)
+        if not link:
+            self._store.note_use(folder, self._name)
+        self._say("made")
+
+
+class Feed:
+    """Passes on what a manifest names from a store to the `serve` that `command` starts."""
+
+    def __init__(self, store: FileStore, manifest: bytes, command: Sequence[str]) -> None:
+        self._store, self._manifest = store, manifest
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def run(self, name: str, say: Callable[..., None]) -> None:
+        try:
+            why = self._send(lambda size: say("sent", name, size))
+        except (OSError, EOFError, ValueError) as error:
+            why = self._find_reason() or str(error) or "the connection was lost"
+        finally:
+            self.stop()
+        say("fed", name, why)
+
+    def _send(self, tell: Callable[[int], None]) -> str:
+        stdin = self._process.stdin
+        assert stdin
+        entries = read_manifest(self._manifest)
+        sent, told = 0, time.monotonic()
+        for _ in range(ATTEMPTS):
+            stdin.write(pack("manifest", len(self._manifest)) + self._manifest)
+            stdin.flush()
+            for wanted in unpack_missing(self._await("missing")[1], entries):
+                stdin.write(pack("file", *wanted))
+                for data in self._store.follow(wanted):
+                    if data:
+                        stdin.write(pack("data", len(data)) + data)
+                        sent += len(data)
+                    else:
+                        stdin.flush()
+                    if time.monotonic() - told > TOLD:
+                        told = time.monotonic()
+                        tell(sent)
+            stdin.write(pack("end"))
+            stdin.flush()
+            wrong = self._await("end")[0]
+            if not wrong:
+                return ""
+        return f"{len(wrong)} files did not arrive as they were sent"
+
+    def _await(self, verb: str) -> List[Any]:
+        assert self._process.stdout
+        for line in iter(self._process.stdout.readline, b""):
+            said = unpack(line)
+            if said and said[0] == "error":
+                raise ValueError(said[1])
+            if said and said[0] == verb:
+                return said[1:]
+        raise EOFError
+
+    def _find_reason(self) -> str:
+        """The last line that the command has printed as an error."""
+        try:
+            said = self._process.communicate(timeout=1)[1]
+        except (subprocess.TimeoutExpired, OSError, ValueError):
+            return ""
+        lines = said.decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def stop(self) -> None:
+        """Ends it, wherever it is."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+def serve(root: str) -> None:
+    StoreServer(FileStore(root), sys.stdin.buffer, sys.stdout.buffer).run()

@@ -1,0 +1,155 @@
+"""What an attempt goes on from: its snapshot is chosen on the node of rank 0 and brought to the
+others, and what was cut short there takes the launcher's whole copy.
+"""
+
+import contextlib
+import os
+import shutil
+from typing import IO, List, NamedTuple, Sequence
+
+from . import outputs, processes, snapshots
+
+FOUND, NONE, REFUSED = "found", "none", "refused"
+
+
+class SnapshotWish(NamedTuple):
+    """What to choose from and for. `patterns`: what snapshots are called; for the rest see
+    `snapshots.Chooser`."""
+
+    patterns: Sequence[str]
+    ranks: int
+    here: int
+    others: Sequence[str]
+    files: bool
+    folders: bool
+    nothing: str
+    refusal: str
+
+
+def list_snapshots(job: str, patterns: Sequence[str]) -> List[snapshots.Snapshot]:
+    work = os.path.join(job, outputs.WORK)
+    return snapshots.sort_snapshots(
+        (entry.path, entry.size, entry.modified)
+        for entry in outputs.list_outputs(job)
+        if outputs.matches(entry.path, patterns)
+        and not os.path.islink(os.path.join(work, entry.path))
+    )
+
+
+def list_cut(job: str, patterns: Sequence[str]) -> List[str]:
+    """Those that were cut short."""
+    work = os.path.join(job, outputs.WORK)
+    return [
+        item.path
+        for item in list_snapshots(job, patterns)
+        if snapshots.judge(os.path.join(work, item.path)) == snapshots.CUT
+    ]
+
+
+def list_own(job: str, patterns: Sequence[str], first: int, count: int) -> List[str]:
+    """Those of these ranks."""
+    found = list_snapshots(job, patterns)
+    return snapshots.list_own(os.path.join(job, outputs.WORK), found, first, count)
+
+
+def choose(job: str, attempt: int, wish: SnapshotWish) -> List[str]:
+    """FOUND, NONE, or REFUSED with the reason. `snapshot-N` gets the path; where each rank has its
+    own, then the same with <rank>, and how many digits that has. `snapshot-N.passed` says what was
+    passed over, and why."""
+    note = _locate_note(job, attempt)
+    chooser = snapshots.Chooser(
+        os.path.join(job, outputs.WORK),
+        list_snapshots(job, wish.patterns),
+        wish.ranks,
+        wish.here,
+        wish.others,
+        wish.files,
+        wish.folders,
+    )
+    choice = chooser.choose(wish.nothing, wish.refusal)
+    restored = os.path.join(job, "restored")
+    said = processes.read(restored) + "".join(line + "\n" for line in choice.passed).encode(
+        errors="surrogateescape"
+    )
+    _write(note + ".passed", said)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(restored)
+    if choice.refused:
+        return [REFUSED, choice.refused]
+    if not choice.path:
+        return [NONE]
+    own = [choice.own.path, str(choice.own.digits)] if choice.own else []
+    _write(note, b"".join(os.fsencode(line) + b"\n" for line in [choice.path, *own]))
+    return [FOUND]
+
+
+def _locate_note(job: str, attempt: int) -> str:
+    return os.path.join(job, f"snapshot-{attempt}")
+
+
+def _write(path: str, content: bytes) -> None:
+    with open(path + ".new", "wb") as file:
+        file.write(content)
+    os.replace(path + ".new", path)
+
+
+def send(job: str, attempt: int, whole_folder: bool, out: IO[bytes]) -> None:
+    """Writes an archive of the note, and of what it names, unless each rank has its own already."""
+    path, *own = processes.read(_locate_note(job, attempt)).splitlines()
+    chosen = os.fsdecode(path)
+    paths = [] if own else [chosen]
+    if whole_folder:
+        inside = os.path.join(os.path.dirname(chosen), "") if "/" in chosen else ""
+        found = outputs.list_outputs(job)
+        paths = [entry.path for entry in found if entry.path.startswith(inside)]
+    names = [os.path.basename(_locate_note(job, attempt))]
+    outputs.pack(job, names + [os.path.join(outputs.WORK, path) for path in paths], out)
+
+
+def receive(job: str, attempt: int, stream: IO[bytes]) -> None:
+    """Unpacks that, but leaves what ranks here have written in the last attempt, and before the
+    first one all that there is. What is older than the last note was brought for that attempt, or
+    belongs to an earlier job."""
+    part, work = os.path.join(job, "receiving"), os.path.join(job, outputs.WORK)
+    note, since = _locate_note(job, attempt), _locate_note(job, attempt - 1)
+    if not os.path.exists(since):
+        since = os.path.join(job, outputs.STAGED)
+    edge = os.stat(since).st_mtime_ns
+    outputs.unpack(stream, part)
+    came = os.path.join(part, outputs.WORK)
+    for entry in list(outputs.walk(came)) if os.path.isdir(came) else []:
+        target = os.path.join(work, entry.path)
+        if os.path.lexists(target) and (attempt == 1 or os.lstat(target).st_mtime_ns > edge):
+            continue
+        source = os.path.join(came, entry.path)
+        os.utime(source, None, follow_symlinks=False)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(source, target)
+    # Its time is that of the end: the files that were brought are older.
+    content = processes.read(os.path.join(part, os.path.basename(note)))
+    if not content:
+        raise EOFError("the connection was lost")
+    _write(note, content)
+    shutil.rmtree(part)
+
+
+def restore(job: str, stream: IO[bytes]) -> None:
+    """Unpacks copies of what was cut short here, and says so."""
+    part, work = os.path.join(job, "restoring"), os.path.join(job, outputs.WORK)
+    outputs.unpack(stream, part)
+    with open(os.path.join(job, "restored"), "ab") as file:
+        for entry in list(outputs.walk(part)):
+            os.replace(os.path.join(part, entry.path), os.path.join(work, entry.path))
+            text = "it was cut short, so the last whole copy on the launcher takes its place"
+            file.write(os.fsencode(f"{entry.path}: {text}\n"))
+    shutil.rmtree(part)
+
+
+def find_copy(mirror: str, node: str, path: str) -> str:
+    """On the launcher: a folder with a whole copy of that file, of this node first; "": none."""
+    names = sorted(name for name in os.listdir(mirror) if not name.startswith("."))
+    for name in [node, *names]:
+        with contextlib.suppress(OSError):
+            if snapshots.judge(os.path.join(mirror, name, path)) == snapshots.WHOLE:
+                return os.path.join(mirror, name)
+    return ""

@@ -1,0 +1,509 @@
+"""Files by SHA-256 under the node's root, so that each byte comes once: trees, packages, data.
+
+`store/ab/cdef…` is a whole and verified file, `store/parts/` holds what a cut has left of others. A
+manifest lists what a folder is made of; who has one asks a store what it lacks, sends that, and has
+the folder made. Several nodes may share a store (loopback nodes, NFS), and several processes write
+to it: files appear at once, and the same content may come twice.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+import zlib
+from collections import Counter
+from typing import (
+    IO,
+    Callable,
+    Collection,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+FOLDER = "store"
+STEP = 1 << 18
+"""Bytes that are moved at a time."""
+FILE, LINK, HARD, DIRECTORY = "f", "l", "h", "d"
+UNTOUCHED = 0
+"""The modification time of a file in the store which nobody has written to since it was verified.
+One that is also part of a data set has the time that its manifest says."""
+FORGOTTEN = 86400.0
+"""Seconds after which a part that nothing was added to is removed."""
+MANIFEST = "manifest"
+"""In a job's folder: the name of the one that its tree was made from."""
+LARGEST, SHARE = 20000000000, 4
+"""Bytes that a store may have, and the part of the disk's."""
+FICLONE = 0x40049409
+"""ioctl_ficlone(2): a copy that shares its blocks until one of the two is written to."""
+
+
+class TreeEntry(NamedTuple):
+    """A row of a manifest. `kind`: FILE, LINK (to `target`, as the link says it), HARD (a further
+    name of the path `target`) or DIRECTORY. `modified`: nanoseconds since the epoch."""
+
+    kind: str
+    path: str
+    mode: int = 0
+    size: int = 0
+    digest: str = ""
+    target: str = ""
+    modified: int = 0
+
+
+class Missing(NamedTuple):
+    """A file that a store lacks, but for its first `had` bytes."""
+
+    digest: str
+    size: int
+    had: int = 0
+
+
+class BadManifest(ValueError):
+    """It would write elsewhere than into its folder."""
+
+
+def pack_manifest(entries: Sequence[TreeEntry]) -> bytes:
+    return zlib.compress(json.dumps(entries, separators=(",", ":")).encode(), 1)
+
+
+def read_manifest(data: bytes) -> List[TreeEntry]:
+    """Raises BadManifest for paths that lead out of the folder."""
+    try:
+        entries = [TreeEntry(*row) for row in json.loads(zlib.decompress(data).decode())]
+    except (ValueError, TypeError, zlib.error) as error:
+        raise BadManifest(f"the manifest is damaged: {error}") from error
+    links = {entry.path for entry in entries if entry.kind == LINK}
+    for entry in entries:
+        paths = [entry.path] + [entry.target] * (entry.kind == HARD)
+        for path in paths:
+            parts = path.split("/")
+            above = {"/".join(parts[:count]) for count in range(1, len(parts))}
+            if "\0" in path or {"", ".", ".."} & set(parts) or links & above:
+                raise BadManifest(f"the manifest has a bad path: {path!r}")
+        if entry.kind == FILE and not (
+            len(entry.digest) == 64 and set(entry.digest) <= set("0123456789abcdef")
+        ):
+            raise BadManifest(f"the manifest has a bad digest: {entry.digest!r}")
+    return entries
+
+
+def list_files(entries: Sequence[TreeEntry]) -> Dict[str, int]:
+    """Digest and size of what the manifest needs, each once, in its order. Nothing is sent for a
+    file without content."""
+    return {entry.digest: entry.size for entry in entries if entry.kind == FILE and entry.size}
+
+
+def sum_up(path: str) -> str:
+    with open(path, "rb") as file:
+        return _sum_up(file, os.fstat(file.fileno()).st_size).hexdigest()
+
+
+def _sum_up(file: IO[bytes], size: int) -> "hashlib._Hash":
+    """Of so many bytes from where it stands. Raises EOFError."""
+    summed = hashlib.sha256()
+    while size:
+        data = file.read(min(STEP, size))
+        if not data:
+            raise EOFError
+        summed.update(data)
+        size -= len(data)
+    return summed
+
+
+class FileStore:
+    """The one below `root`, which is made when it is first written to."""
+
+    def __init__(self, root: str) -> None:
+        self._folder = os.path.join(root, FOLDER)
+        self._jobs = os.path.join(root, "jobs")
+        self._parts = os.path.join(self._folder, "parts")
+        self._manifests = os.path.join(self._folder, "manifests")
+
+    def locate(self, digest: str) -> str:
+        """Where a whole file is, or would be."""
+        return os.path.join(self._folder, digest[:2], digest[2:])
+
+    def locate_part(self, digest: str) -> str:
+        """Where the beginning of one is, or would be."""
+        return os.path.join(self._parts, digest)
+
+    def identify(self) -> str:
+        """The same for all nodes that share it."""
+        place = os.path.join(self._folder, "id")
+        try:
+            with open(place) as file:
+                return file.read()
+        except FileNotFoundError:
+            os.makedirs(self._parts, exist_ok=True)
+            os.makedirs(self._manifests, exist_ok=True)
+            scratch = f"{place}.{os.urandom(8).hex()}"
+            with open(scratch, "w") as file:
+                file.write(os.urandom(16).hex())
+            with contextlib.suppress(FileExistsError):
+                os.link(scratch, place)
+            os.unlink(scratch)
+            return self.identify()
+
+    # ---------------------------------------------------------------------------------------------
+    # What is there.
+
+    def has(self, digest: str, size: int, times: Collection[int] = ()) -> bool:
+        """Whether that file is there as it was verified: one that a program has written to, through
+        a link in a data set, is removed. `times`: those that a manifest gives it."""
+        place = self.locate(digest)
+        try:
+            status = os.stat(place)
+        except FileNotFoundError:
+            return False
+        sound = status.st_size == size and (
+            status.st_mtime_ns == UNTOUCHED
+            or status.st_mtime_ns in times
+            or sum_up(place) == digest
+        )
+        if not sound:
+            _remove(place)
+        return sound
+
+    def find_missing(self, entries: Sequence[TreeEntry]) -> List[Missing]:
+        """What it lacks of a manifest."""
+        times: Dict[str, Set[int]] = {}
+        for entry in entries:
+            if entry.modified:
+                times.setdefault(entry.digest, set()).add(entry.modified)
+        return [
+            Missing(digest, size, self._measure_part(digest, size))
+            for digest, size in list_files(entries).items()
+            if not self.has(digest, size, times.get(digest, ()))
+        ]
+
+    def _measure_part(self, digest: str, size: int) -> int:
+        try:
+            return min(size, os.stat(self.locate_part(digest)).st_size)
+        except FileNotFoundError:
+            return 0
+
+    # ---------------------------------------------------------------------------------------------
+    # What comes.
+
+    def put(self, wanted: Missing, read: Callable[[int], bytes]) -> bool:
+        """Takes the rest of a file, so many bytes at most with each `read`; whether it is whole and
+        right. What has come stays where b"" comes before, with EOFError; a wrong one is removed."""
+        left = wanted.size - wanted.had
+        part, path = self._open_part(wanted)
+        with part:
+            summed = _sum_up(part, wanted.had)
+            while left:
+                data = read(min(STEP, left))
+                if not data:
+                    raise EOFError("the connection was lost")
+                part.write(data)
+                summed.update(data)
+                left -= len(data)
+            if summed.hexdigest() != wanted.digest:
+                _remove(path)
+                return False
+            os.fchmod(part.fileno(), 0o444)
+            os.utime(part.fileno(), ns=(int(time.time() * 1e9), UNTOUCHED))
+            place = self.locate(wanted.digest)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.replace(path, place)
+        return True
+
+    def _open_part(self, wanted: Missing) -> Tuple[IO[bytes], str]:
+        """The one of that file, with what is had of it; where another process writes to it, one of
+        our own. Locked. Raises EOFError where less is there."""
+        self.identify()
+        place = self.locate_part(wanted.digest)
+        for path in (place, f"{place}.{os.urandom(8).hex()}"):
+            part = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0)
+            if not (_lock(part.fileno(), fcntl.LOCK_EX) and _is_same(part.fileno(), path)):
+                part.close()
+                continue
+            if path != place and wanted.had:
+                with contextlib.suppress(FileNotFoundError), open(place, "rb") as begun:
+                    part.write(begun.read(wanted.had))
+            if os.fstat(part.fileno()).st_size < wanted.had:
+                part.close()
+                raise EOFError("the beginning of a file is gone")
+            part.truncate(wanted.had)
+            part.seek(0)
+            return part, path
+        raise OSError(errno.EAGAIN, "another process keeps it locked", place)
+
+    def follow(self, wanted: Missing, pause: float = 0.005) -> Iterator[bytes]:
+        """The rest of a file, as it comes here. b"": nothing has come for a moment."""
+        left, offset = wanted.size - wanted.had, wanted.had
+        file: Optional[IO[bytes]] = None
+        try:
+            while left:
+                if file is None:
+                    file = self._open_begun(wanted.digest)
+                if file is not None:
+                    file.seek(offset)
+                    data = file.read(min(STEP, left))
+                    if data:
+                        offset += len(data)
+                        left -= len(data)
+                        yield data
+                        continue
+                    # Another process may have been faster, or it was wrong and comes again.
+                    place = self.locate(wanted.digest)
+                    gone = not os.fstat(file.fileno()).st_nlink
+                    if gone or (os.path.exists(place) and not _is_same(file.fileno(), place)):
+                        file.close()
+                        file = None
+                time.sleep(pause)
+                yield b""
+        finally:
+            if file is not None:
+                file.close()
+
+    def _open_begun(self, digest: str) -> Optional[IO[bytes]]:
+        for path in (self.locate(digest), self.locate_part(digest), self.locate(digest)):
+            with contextlib.suppress(FileNotFoundError):
+                return open(path, "rb", 0)
+        return None
+
+    # ---------------------------------------------------------------------------------------------
+    # What is made of it.
+
+    def make(self, folder: str, entries: Sequence[TreeEntry], link: bool = False) -> None:
+        """Makes what the manifest says in `folder`: files that programs may write to. With `link`
+        they only read them, and the files are links into the store where their modes and times
+        allow that. What is there under the same names is replaced. Raises FileNotFoundError for
+        what the store lacks, OSError."""
+        made: Set[str] = set()
+        cloner = _Cloner()
+        for entry in entries:
+            path = os.path.join(folder, entry.path)
+            above = path if entry.kind == DIRECTORY else os.path.dirname(path)
+            if above not in made:
+                os.makedirs(above, exist_ok=True)
+                made.add(above)
+            if entry.kind == FILE:
+                if not (link and entry.size and self._link(entry, path)):
+                    self._copy(entry, path, cloner)
+            elif entry.kind == HARD:
+                _remove(path)
+                os.link(os.path.join(folder, entry.target), path)
+        # Links at last, while nothing is written by way of them, and the modes of folders behind.
+        for entry in entries:
+            if entry.kind == LINK:
+                path = os.path.join(folder, entry.path)
+                _remove(path)
+                os.symlink(entry.target, path)
+        for entry in reversed(entries):
+            if entry.kind == DIRECTORY:
+                path = os.path.join(folder, entry.path)
+                os.chmod(path, entry.mode)
+                os.utime(path, ns=(entry.modified, entry.modified))
+
+    def _link(self, entry: TreeEntry, path: str) -> bool:
+        """Whether the file in the store can be that one, too: all its names share a mode and a
+        time. Nobody may write to it."""
+        place = self.locate(entry.digest)
+        mode = entry.mode & 0o555
+        status = os.stat(place)
+        if status.st_nlink == 1:
+            os.chmod(place, mode)
+            os.utime(place, ns=(status.st_atime_ns, entry.modified))
+        elif (stat.S_IMODE(status.st_mode), status.st_mtime_ns) != (mode, entry.modified):
+            return False
+        if os.path.lexists(path) and os.path.samefile(place, path):
+            return True
+        scratch = f"{path}.{os.urandom(4).hex()}.new"
+        try:
+            os.link(place, scratch)
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+                return False
+            raise
+        os.replace(scratch, path)
+        return True
+
+    def _copy(self, entry: TreeEntry, path: str, cloner: "_Cloner") -> None:
+        scratch = f"{path}.{os.urandom(4).hex()}.new" if os.path.lexists(path) else path
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            if entry.size:
+                with open(self.locate(entry.digest), "rb", 0) as source:
+                    cloner.copy(source.fileno(), handle, entry.size)
+            os.fchmod(handle, entry.mode & 0o777)
+            os.utime(handle, ns=(entry.modified, entry.modified))
+            if scratch != path:
+                os.replace(scratch, path)
+        except BaseException:
+            _remove(scratch)
+            raise
+        finally:
+            os.close(handle)
+
+    # ---------------------------------------------------------------------------------------------
+    # What stays.
+
+    @contextlib.contextmanager
+    def hold(self, manifest: bytes) -> Iterator[str]:
+        """Nothing of that manifest is removed meanwhile; its name. It counts as used now."""
+        self.identify()
+        name = hashlib.sha256(manifest).hexdigest()
+        place = os.path.join(self._manifests, name)
+        with open(os.path.join(self._folder, "lock"), "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)  # nobody looks what to remove
+            if not os.path.exists(place):
+                scratch = f"{place}.{os.urandom(8).hex()}"
+                with open(scratch, "wb") as file:
+                    file.write(manifest)
+                os.replace(scratch, place)
+            os.utime(place, None)
+            held = os.open(place, os.O_RDWR)
+            fcntl.flock(held, fcntl.LOCK_SH)
+        try:
+            yield name
+        finally:
+            os.close(held)
+
+    def evict(self, limit: int, used: Collection[str] = ()) -> None:
+        """Removes files until they have no more bytes than `limit`: those of the manifests that
+        were not used for the longest time; none that is held or has one of the names `used`, none
+        that a data set is linked to: that would free nothing."""
+        self.identify()
+        with open(os.path.join(self._folder, "lock"), "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._remove_forgotten()
+            names = self._list_manifests()
+            content = {name: self._list_digests(name) for name in names}
+            needed = {name for name in names if name in used or self._is_held(name)}
+            gone, digests = choose_unused(dict(self._list_kept()), content, needed, limit)
+            for name in gone:
+                _remove(os.path.join(self._manifests, name))
+            for digest in digests:
+                _remove(self.locate(digest))
+
+    def _remove_forgotten(self) -> None:
+        for entry in os.scandir(self._parts):
+            if entry.stat().st_mtime < time.time() - FORGOTTEN:
+                with contextlib.suppress(OSError), open(entry.path, "r+b") as part:
+                    if _lock(part.fileno(), fcntl.LOCK_EX):
+                        _remove(entry.path)
+
+    def _list_manifests(self) -> List[str]:
+        """The one that was not used for the longest time first."""
+        found = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(self._manifests)]
+        return [name for _, name in sorted(found)]
+
+    def _list_digests(self, name: str) -> List[str]:
+        with open(os.path.join(self._manifests, name), "rb") as file:
+            try:
+                return list(list_files(read_manifest(file.read())))
+            except BadManifest:  # the disk was full
+                return []
+
+    def _is_held(self, name: str) -> bool:
+        with open(os.path.join(self._manifests, name), "r+b") as file:
+            return not _lock(file.fileno(), fcntl.LOCK_EX)
+
+    def _list_kept(self) -> Iterator[Tuple[str, int]]:
+        for folder in os.scandir(self._folder):
+            if len(folder.name) == 2 and folder.name != "id":
+                for entry in os.scandir(folder.path):
+                    status = entry.stat()
+                    if status.st_nlink == 1:
+                        yield folder.name + entry.name, status.st_size
+
+    def note_use(self, folder: str, name: str) -> None:
+        """That of a job, in its folder."""
+        with open(os.path.join(folder, MANIFEST), "w") as file:
+            file.write(name)
+
+    def list_used(self) -> Set[str]:
+        """The manifests of jobs that have not ended: those still have their secrets."""
+        used = set()
+        with contextlib.suppress(FileNotFoundError):
+            for job in os.scandir(self._jobs):
+                with contextlib.suppress(OSError):
+                    if os.path.lexists(os.path.join(job.path, "env")):
+                        with open(os.path.join(job.path, MANIFEST)) as file:
+                            used.add(file.read())
+        return used
+
+    def choose_limit(self) -> int:
+        """Bytes that it may have: a part of what the disk has for it and for others."""
+        free = shutil.disk_usage(self._folder).free
+        return min(LARGEST, (free + sum(size for _, size in self._list_kept())) // SHARE)
+
+
+def choose_unused(
+    sizes: Dict[str, int], content: Dict[str, List[str]], needed: Collection[str], limit: int
+) -> Tuple[List[str], List[str]]:
+    """Which manifests and files go, so that the `sizes` of the rest are `limit` together.
+    `content`: what each manifest names, the one that was not used for the longest time first. What
+    no manifest names goes before that."""
+    counts = Counter(digest for digests in content.values() for digest in digests)
+    unnamed = [digest for digest in sizes if digest not in counts]
+    total, names, gone = sum(sizes.values()), [], []
+    rows = [("", unnamed), *((name, content[name]) for name in content if name not in needed)]
+    for name, digests in rows:
+        if total <= limit:
+            break
+        names += [name] if name else []
+        counts.subtract(digests)
+        free = [digest for digest in digests if counts[digest] <= 0 and digest in sizes]
+        total -= sum(sizes[digest] for digest in free)
+        gone += free
+    return names, gone
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+class _Cloner:
+    """Copies files: as clones where the file system can."""
+
+    def __init__(self) -> None:
+        self._clones = True
+
+    def copy(self, source: int, target: int, size: int) -> None:
+        if self._clones:
+            try:
+                fcntl.ioctl(target, FICLONE, source)
+                return
+            except OSError:
+                self._clones = False
+        offset = 0
+        while offset < size:
+            count = os.sendfile(target, source, offset, size - offset)
+            if not count:
+                raise EOFError("a file in the store was cut short")
+            offset += count
+
+
+def _lock(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_same(handle: int, path: str) -> bool:
+    """Whether that open file still has that name."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,264 @@
+"""Follows what a job writes on this node, over one connection: its state, and its ranks' output.
+
+A question is one line of JSON, `[{name: offset, …}, seconds, bytes]`: what is known of each file,
+as far as it was not said before, how long to wait for news, and how much of them to send. The
+answer has `F name offset length size` and so many bytes for each file with news, `D` where the
+job's supervisor is dead, then `E`. The offset is beyond the one that is known where something was
+left out. A question is answered at once when the next one comes. Nothing runs here while there is
+no news.
+"""
+
+import ctypes
+import json
+import os
+import re
+import select
+import stat
+import sys
+import time
+from typing import IO, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import processes
+
+SHARED, SUPERVISED = "shared", "supervised"
+"""Words for `follow`: other machines write to the job's folder, too; its supervisor runs here."""
+OUTPUT = re.compile(r"(?:rank|agent)-[0-9]+\.(?:out|err)")
+MUCH = 1 << 16
+"""An answer of as many bytes is followed by the next at once."""
+FASTEST, STREAMING, CALM = 0.02, 0.2, 0.5
+"""Seconds between two answers with output: more the longer it goes on, until none has come for CALM
+seconds. Each takes processor time from the ranks, here and where it is read."""
+SLOWEST = 0.5
+"""Seconds between looks where the kernel does not tell of changes."""
+PER_FILE = 4e-5
+"""Seconds between looks for each file, about twenty times what it takes to look at it: a job may
+have thousands of files."""
+
+_MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100
+_NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
+_ENDED = re.compile(rb"^(?:ended|dead) ", re.MULTILINE)
+_LOCAL = b"bcachefs btrfs ext2 ext3 ext4 f2fs jfs overlay ramfs reiserfs tmpfs xfs zfs".split()
+"""File systems whose every change is made by this machine, so that its kernel can tell of it."""
+
+
+class FilePiece(NamedTuple):
+    """Bytes of a file that are news. `size`: what the file has by now."""
+
+    name: str
+    start: int
+    end: int
+    size: int
+
+
+def list_files(job: str) -> List[Tuple[str, int]]:
+    """The files that are followed, with their sizes."""
+    try:
+        names = sorted(filter(OUTPUT.fullmatch, os.listdir(os.path.join(job, "out"))))
+    except OSError:
+        names = []
+    found = [(name, _measure(job, name)) for name in ["state"] + ["out/" + name for name in names]]
+    return [(name, size) for name, size in found if size > 0]
+
+
+def _measure(job: str, name: str) -> int:
+    try:
+        found = os.stat(os.path.join(job, name))
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+def find_news(job: str, known: Dict[str, int]) -> List[FilePiece]:
+    """What is not known yet, as far as it is kept: the middle of a file may be gone."""
+    pieces = []
+    for name, size in list_files(job):
+        start, end = known.get(name, 0), size
+        if start >= end:
+            continue
+        cut = _read_cut(os.path.join(job, name))
+        if cut and start < cut[0]:
+            end = cut[0]
+        elif cut and start < cut[1]:
+            start = cut[1]
+        if start < end:
+            pieces.append(FilePiece(name, start, end, size))
+    return pieces
+
+
+def _read_cut(path: str) -> Optional[Tuple[int, int]]:
+    """From where to where nothing is kept of a file."""
+    try:
+        with open(path + ".cut") as file:
+            start, end = file.read().split()
+            return int(start), int(end)
+    except (OSError, ValueError):
+        return None
+
+
+def read_piece(job: str, piece: FilePiece, most: int) -> bytes:
+    """At most so many bytes of it; none where the file is gone."""
+    try:
+        with open(os.path.join(job, piece.name), "rb") as file:
+            file.seek(piece.start)
+            return file.read(min(most, piece.end - piece.start))
+    except OSError:
+        return b""
+
+
+def has_ended(job: str, known: int) -> bool:
+    """Whether what is not known yet of its state says so."""
+    size = _measure(job, "state")
+    piece = FilePiece("state", known, size, size)
+    return size > known and bool(_ENDED.search(read_piece(job, piece, MUCH)))
+
+
+def is_abandoned(job: str) -> bool:
+    """Whether its supervisor is dead, and has not noted how it ended."""
+    alive = processes.is_locked(os.path.join(job, "alive"))
+    return not alive and not _ENDED.search(processes.read(os.path.join(job, "state")))
+
+
+def write_answer(
+    job: str, pieces: Sequence[FilePiece], most: int, known: Dict[str, int], out: IO[bytes]
+) -> int:
+    """Files with news share the `most` bytes that it may have at about. Notes in `known` what was
+    sent, and returns how many bytes that were."""
+    share, sent = most // max(1, len(pieces)) + 1, 0
+    for piece in pieces:
+        data = read_piece(job, piece, share)
+        if data:
+            out.write(f"F {piece.name} {piece.start} {len(data)} {piece.size}\n".encode())
+            out.write(data)
+            known[piece.name] = piece.start + len(data)
+            sent += len(data)
+    return sent
+
+
+class Pace:
+    """When output may be sent again."""
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        self._pause = 0.0
+
+    def note(self, sent: int, at: float) -> None:
+        """After an answer of so many bytes."""
+        if at - self.due >= CALM:
+            self._pause = FASTEST
+        elif sent:
+            self._pause = min(self._pause * 1.5, STREAMING)
+        if sent:
+            self.due = at if sent >= MUCH else at + self._pause
+
+
+class FileChanges:
+    """Waits for changes of what `list_files` looks at: by the kernel's word, where it gives any."""
+
+    def __init__(self, job: str, shared: bool) -> None:
+        """`shared`: other machines write there, too."""
+        self._descriptor = -1 if shared or not _is_local(job) else _watch(job)
+        self._pause = FASTEST
+
+    def wait(self, seconds: float, also: int) -> bool:
+        """Until something may have changed, or so many seconds; False: there is something to read
+        from the descriptor `also`, or its other end is gone."""
+        if self._descriptor < 0:
+            pause, self._pause = self._pause, min(self._pause * 1.25, SLOWEST)
+            return not _can_read([also], min(seconds, pause))
+        ready = _can_read([self._descriptor, also], seconds)
+        if self._descriptor in ready:
+            os.read(self._descriptor, 1 << 16)
+        return also not in ready
+
+    def hurry(self) -> None:
+        """After news: more may come soon."""
+        self._pause = FASTEST
+
+
+def _can_read(descriptors: List[int], seconds: float) -> List[int]:
+    return select.select(descriptors, [], [], max(0.0, seconds))[0]
+
+
+def _watch(job: str) -> int:
+    """A descriptor that can be read after changes; -1: the kernel gives none."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        descriptor = int(libc.inotify_init1(_NONBLOCK | _CLOEXEC))
+    except (AttributeError, OSError):
+        return -1
+    if descriptor < 0:
+        return -1
+    mask = ctypes.c_uint32(_MODIFY | _MOVED_TO | _CREATE)
+    for path in (job, os.path.join(job, "out")):
+        if libc.inotify_add_watch(descriptor, os.fsencode(path), mask) < 0:
+            os.close(descriptor)  # watches are scarce, or there is no such folder yet
+            return -1
+    return descriptor
+
+
+def _is_local(path: str) -> bool:
+    """Whether its file system is one of _LOCAL."""
+    inside, best, kind = os.fsencode(os.path.realpath(path)), 0, b""
+    try:
+        with open("/proc/self/mounts", "rb") as mounts:
+            lines = mounts.readlines()
+    except OSError:
+        return False
+    for line in lines:
+        _, place, found = line.split()[:3]
+        place = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match.group(1), 8)]), place)
+        if inside.startswith(place.rstrip(b"/") + b"/") and len(place) >= best:
+            best, kind = len(place), found
+    return kind in _LOCAL
+
+
+def await_news(
+    job: str, known: Dict[str, int], pace: Pace, changes: FileChanges, source: int, until: float
+) -> List[FilePiece]:
+    """The news there are when they are due, or when it is time; none when there is something to
+    read from `source`. That a job has ended is always due."""
+    while True:
+        began = time.monotonic()
+        if began < min(pace.due, until):
+            is_told = "state" in known  # of the job's end
+            if is_told and has_ended(job, known["state"]):
+                return find_news(job, known)
+            if _can_read([source], min(pace.due - began, FASTEST if is_told else STREAMING)):
+                return []
+            continue
+        pieces = find_news(job, known)
+        if pieces or began >= until:
+            return pieces
+        if not changes.wait(until - began, source):
+            return []
+        left = PER_FILE * len(known) - (time.monotonic() - began)
+        if left > 0 and _can_read([source], min(left, until - began)):
+            return []
+
+
+def follow(job: str, *words: str) -> None:
+    """Answers what comes on stdin until that ends."""
+    os.listdir(job)  # OSError where there is no such job: nobody has to wait for it
+    changes, pace = FileChanges(job, SHARED in words), Pace()
+    known: Dict[str, int] = {}
+    source = sys.stdin.fileno()  # nothing may wait in a buffer of Python's
+    out, buffer = sys.stdout.buffer, b""
+    while True:
+        line, newline, rest = buffer.partition(b"\n")
+        if not newline:
+            data = os.read(source, 1 << 16)
+            if not data:
+                return
+            buffer += data
+            continue
+        buffer = rest
+        told, seconds, most = json.loads(line.decode())
+        known.update(told)
+        until = time.monotonic() + (0.0 if buffer else seconds)
+        pieces = await_news(job, known, pace, changes, source, until)
+        if pieces:
+            changes.hurry()
+        sent = write_answer(job, pieces, most, known, out)
+        out.write(b"D\nE\n" if SUPERVISED in words and is_abandoned(job) else b"E\n")
+        out.flush()
+        pace.note(sent, time.monotonic())

@@ -1,0 +1,309 @@
+"""Which snapshot a job goes on from: what was cut short is passed over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent.snapshots import (
+    CUT,
+    TORCH_OLD,
+    UNKNOWN,
+    Chooser,
+    Snapshot,
+    SnapshotChoice,
+    judge,
+    list_own,
+    mark,
+    shape,
+    sort_snapshots,
+)
+from tests.unit.test_whole_snapshots import FORMATS
+
+WHOLE = "model.pt optimizer.pt rng_state_0.pth trainer_state.json"
+
+
+def choose(
+    work: Path, saved: str, files: Mapping[str, bytes] | None = None, **changes: object
+) -> SnapshotChoice:
+    """`saved`: paths in the order in which they were written, with `it` in each unless `files` has
+    more. A path that ends with `!` was cut short."""
+    found = []
+    for when, word in enumerate(saved.split()):
+        path = word.rstrip("!")
+        content = (files or {}).get(path, b"PK" if word.endswith("!") else b"it\n")
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        (work / path).write_bytes(content)
+        found = [item for item in found if item[0] != path]
+        found.append((path, len(content), when))
+    given = {"ranks": 2, "here": 1, "others": (), **changes}
+    chooser = Chooser(str(work), sort_snapshots(found), **given)  # type: ignore[arg-type]
+    return chooser.choose("there is no {whole}snapshot", "no step of all, such as {path}")
+
+
+def save(step: int, names: str) -> str:
+    return " ".join(f"out/checkpoint-{step}/{name}" for name in names.split())
+
+
+@pytest.mark.parametrize(("ending", "make"), FORMATS.values(), ids=FORMATS)
+def test_what_was_cut_short_is_passed_over(
+    tmp_path: Path, ending: str, make: Callable[[], bytes]
+) -> None:
+    content = make()
+    torn = content[: len(content) * 7 // 10]
+    names = [f"{number}.{ending}" for number in range(3)]
+    files = dict(zip(names, (content, content, torn), strict=True))
+    choice = choose(tmp_path, " ".join(names), files)
+    assert choice.path == f"1.{ending}"
+    assert len(choice.passed) == 1
+    assert names[2] in choice.passed[0]
+    assert judge(str(tmp_path / names[1])) != CUT
+
+
+def test_one_that_is_smaller_for_a_reason_of_its_own_is_used(tmp_path: Path) -> None:
+    """Small texts differ in their lengths, and the parts of one snapshot in their sizes."""
+    files = {"1.pt": b"a longer one", "2.pt": b"short"}
+    parts = {"m-00001-of-00002.pt": bytes(200000), "m-00002-of-00002.pt": bytes(100000)}
+    assert choose(tmp_path, " ".join(files), files) == SnapshotChoice("2.pt")
+    assert choose(tmp_path, " ".join(parts), parts) == SnapshotChoice("m-00002-of-00002.pt")
+
+
+def test_without_any_whole_one_the_reason_is_said(tmp_path: Path) -> None:
+    choice = choose(tmp_path, "model.pt!")
+    assert (choice.path, choice.refused) == ("", "")
+    assert "model.pt" in choice.passed[0]
+    assert choice.passed[1] == "there is no whole snapshot"
+    assert choose(tmp_path / "other", "").passed == ("there is no snapshot",)
+
+
+@pytest.mark.parametrize(
+    ("saved", "used", "why"),
+    [
+        ([save(3, WHOLE), save(60, WHOLE)], 60, ""),
+        ([save(3, WHOLE), save(60, "model.pt optimizer.pt")], 3, "rng_state_0.pth"),
+        ([save(3, WHOLE), save(60, WHOLE.replace("r.pt", "r.pt!"))], 3, "optimizer.pt"),
+        ([save(3, "__0_0.distcp .metadata"), save(60, "__0_0.distcp __0_1.distcp")], 3, "metadata"),
+        ([save(3, "a_0.pt a_1.pt"), save(5, "a_0.pt"), save(60, "a_0.pt")], 3, "1 of the 2 files"),
+        ([save(60, "__0_0.distcp __0_1.distcp")], 0, ".metadata"),
+        ([save(60, "training_args.bin model.pt")], 0, "trainer_state.json"),
+        ([save(3, "a_0.pt a_1.pt a_2.pt"), save(60, "a_0.pt a_1.pt")], 60, ""),
+    ],
+    ids=["whole", "names", "cut", "distcp", "lost", "first distcp", "first of a trainer", "fewer"],
+)
+def test_a_folder_that_is_not_complete_is_passed_over(
+    tmp_path: Path, saved: list[str], used: int, why: str
+) -> None:
+    """A program would continue without the state of its optimizer, or not at all. Where a job went
+    on with fewer ranks, the folders before that have more files."""
+    choice = choose(tmp_path, " ".join(saved), files=None, folders=True)
+    assert Path(choice.path or "none").parent == Path(f"out/checkpoint-{used}" if used else ".")
+    passed = [line for line in choice.passed if "out/checkpoint-60: " in line]
+    assert bool(passed) is bool(why)
+    assert why in "".join(passed)
+
+
+def test_a_folder_of_many_snapshots_is_used_without_the_last_one(tmp_path: Path) -> None:
+    saved = "run-1/step-1.pt runs/step-1.pt run-1/step-2.pt! run-1/step-1.pt runs/step-2.pt!"
+    assert choose(tmp_path, saved, folders=True).path == "run-1/step-1.pt"
+
+
+def steps(rank: int, *numbers: int) -> str:
+    return " ".join(f"ck/step-{number}_rank{rank}.pt" for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "used", "refused"),
+    [
+        (steps(0, 3, 6, 9), steps(1, 3, 6), 6, False),
+        (f"{steps(0, 3, 6)}", steps(1, 3), 3, False),
+        (f"{steps(0, 3)} {steps(0, 6)}!", steps(1, 3, 6), 3, False),
+        (steps(0, 6), steps(1, 3), 0, True),
+    ],
+)
+def test_ranks_that_write_snapshots_of_their_own_get_the_newest_that_all_have(
+    tmp_path: Path, here: str, there: str, used: int, refused: bool
+) -> None:
+    choice = choose(tmp_path, here, others=there.split())
+    assert bool(choice.refused) is refused
+    assert choice.locate(0) == (f"ck/step-{used}_rank0.pt" if used else "")
+    assert choice.locate(1) == (f"ck/step-{used}_rank1.pt" if used else "")
+
+
+def test_what_one_rank_writes_for_all_may_bear_its_number(tmp_path: Path) -> None:
+    choice = choose(tmp_path, steps(0, 3))
+    assert choice.locate(1) == "ck/step-3_rank0.pt"
+    assert len(choice.passed) == 1
+
+
+def test_digits_of_ranks_may_be_padded_and_name_folders(tmp_path: Path) -> None:
+    choice = choose(tmp_path, "Rank_00/last_rank_00.ckpt", others=["Rank_01/last_rank_01.ckpt"])
+    assert choice.locate(1) == "Rank_01/last_rank_01.ckpt"
+    assert mark("rank0/rank1.pt") is None
+
+
+def test_each_node_tells_which_its_ranks_have(tmp_path: Path) -> None:
+    choose(tmp_path, f"{steps(2, 3)} {steps(3, 3)} {steps(3, 6)}! {steps(4, 3)} other.pt")
+    snapshots = sort_snapshots((str(p.relative_to(tmp_path)), 3, 0) for p in tmp_path.rglob("*.pt"))
+    assert sorted(list_own(str(tmp_path), snapshots, 2, 2)) == [
+        *steps(2, 3).split(),
+        *steps(3, 3).split(),
+    ]
+
+
+HDF5 = b"\x89HDF\r\n\x1a\n"
+
+
+def write_hdf5(version: int, place: int, end: int, size: int) -> bytes:
+    """One that says at that place that it ends there."""
+    head = (HDF5 + bytes([version])).ljust(place, b"\xff") + end.to_bytes(8, "little")
+    return head.ljust(64, b"\0").ljust(size, b"x")[:size]
+
+
+def write_tensors(header: object, data: int = 0) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(data)
+
+
+TENSORS = {"__metadata__": {}, "a": {"data_offsets": [0, 4]}, "b": {"data_offsets": [4, 9]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("x", b"", CUT),
+        ("x", b"any", UNKNOWN),
+        ("x", b"\x80\x04 text .", UNKNOWN),
+        ("x", b"\x80\x02 text", CUT),
+        ("x", b"\x80\x05 text", CUT),
+        ("x", b"\x80. text", UNKNOWN),
+        ("x", b"\x81\x02 text", UNKNOWN),
+        ("x", b"\x02\x02 text", UNKNOWN),
+        ("x", b"\x80\x02\x8a\x0a" + TORCH_OLD + b" text", UNKNOWN),
+        ("x", b"\x80\x02 " + bytes(60) + TORCH_OLD + b" text", CUT),
+        ("x", write_hdf5(0, 40, 100, 100), UNKNOWN),
+        ("x", write_hdf5(0, 40, 100, 99), CUT),
+        ("x", write_hdf5(1, 44, 100, 100), UNKNOWN),
+        ("x", write_hdf5(1, 44, 100, 99), CUT),
+        ("x", write_hdf5(2, 28, 100, 100), UNKNOWN),
+        ("x", write_hdf5(3, 28, 100, 99), CUT),
+        ("x", HDF5, CUT),
+        ("x", HDF5 + b"\0", CUT),
+        ("x", write_hdf5(2, 28, 10, 35), CUT),
+        ("x.safetensors", write_tensors(TENSORS, 9), "whole"),
+        ("x.safetensors", write_tensors(TENSORS, 8), CUT),
+        ("x.safetensors", write_tensors(TENSORS, 10), CUT),
+        ("x.safetensors", write_tensors({}), "whole"),
+        ("x.safetensors", b"\1", CUT),
+        ("x.safetensors", b"\5", CUT),
+        ("x.safetensors", write_tensors([1]), CUT),
+        ("x.bin", write_tensors(TENSORS, 8), UNKNOWN),
+    ],
+)
+def test_a_format_shows_whether_it_was_written_to_its_end(
+    tmp_path: Path, name: str, content: bytes, kind: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert judge(str(tmp_path / name)) == kind
+
+
+@pytest.mark.parametrize(
+    ("path", "blank"),
+    [
+        ("out-12/step_300.pt", "out-0/step_0.pt"),
+        ("step-3_rank1.pt", "step-0_rank1.pt"),
+        ("RANK-12/7", "RANK-12/0"),
+        ("m-00001-of-00002.pt", "m-00001-of-00002.pt"),
+        ("m-00001-OF-00002.pt", "m-0-OF-0.pt"),
+        ("franks-3", "franks-0"),
+    ],
+)
+def test_numbers_of_ranks_and_parts_belong_to_a_name(path: str, blank: str) -> None:
+    assert shape(path) == blank
+
+
+@pytest.mark.parametrize(
+    ("path", "third"),
+    [("rank10.pt", "rank3.pt"), ("rank01.pt", "rank03.pt"), ("a-rank_0/b", "a-rank_3/b")],
+)
+def test_a_rank_finds_its_own_by_the_name_of_another_one(path: str, third: str) -> None:
+    found = mark(path)
+    assert found
+    assert found.name(3) == third
+    assert found.name(found.rank) == path
+
+
+def test_snapshots_are_sorted_by_their_time() -> None:
+    """One whose name has two lines would break the note; usual names come before all others."""
+    found = [("b\n.pt", 1, 1), ("1.pt", 5, 2), ("2.pt", 6, 3), ("log.bin", 7, 9)]
+    assert sort_snapshots(found) == [
+        Snapshot("2.pt", 6, 5),
+        Snapshot("1.pt", 5, 0),
+        Snapshot("log.bin", 7, 0),
+    ]
+
+
+def test_what_is_said_of_snapshots_that_ranks_have_of_their_own(tmp_path: Path) -> None:
+    choice = choose(tmp_path, steps(0, 6), others=steps(1, 3).split())
+    assert choice == SnapshotChoice(
+        passed=("passed over ck/step-6_rank0.pt: rank 1 has none like it",),
+        refused="no step of all, such as ck/step-6_rank0.pt",
+    )
+    alone = choose(tmp_path, steps(0, 3), others=())
+    note = "only one rank has a snapshot like ck/step-3_rank0.pt, so all of them get it"
+    assert alone == SnapshotChoice("ck/step-3_rank0.pt", passed=(note,))
+    assert choose(tmp_path, steps(0, 3), ranks=1) == SnapshotChoice("ck/step-3_rank0.pt")
+    found = sort_snapshots([("ck/step-6_rank0.pt", 3, 1)])
+    told = Chooser(str(tmp_path), found, 2, 1, ["ck/step-3_rank1.pt"], files=False)
+    assert told.choose("", "") == SnapshotChoice("ck/step-6_rank0.pt")
+    own = choose(tmp_path, steps(0, 3), others=steps(1, 3).split())
+    assert own.path == "ck/step-3_rank0.pt"
+    torn = choose(tmp_path, f"{steps(0, 3)} {steps(0, 6)}", others=steps(1, 3, 6).split(), here=2)
+    assert torn.passed[0] == "passed over ck/step-6_rank0.pt: rank 1 has none like it"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "size", "used"),
+    [(65536, 64000, "1.pt"), (65536, 65000, "2.pt"), (65535, 10, "2.pt"), (100000, 98000, "2.pt")],
+)
+def test_one_that_is_much_smaller_than_the_one_before_it_was_cut(
+    tmp_path: Path, earlier: int, size: int, used: str
+) -> None:
+    files = {"1.pt": b"x" * earlier, "2.pt": b"x" * size}
+    choice = choose(tmp_path, " ".join(files), files)
+    assert choice.path == used
+    said = f"passed over 2.pt: it has {size} bytes, and the one before it {earlier}, so it was"
+    assert choice.passed == (() if used == "2.pt" else (f"{said} probably cut short",))
+
+
+def test_a_folder_is_judged_by_what_is_in_it(tmp_path: Path) -> None:
+    """Some of its files are empty for good, and such as have no number are no snapshots alone."""
+    files = {
+        **{f"out/c-{step}/{name}": b"it" for step in (3, 60) for name in ("a.pt", "in/b.bin")},
+        "out/c-60/empty.bin": b"",
+    }
+    (tmp_path / "out" / "c-60" / "in").mkdir(parents=True)
+    (tmp_path / "out" / "c-60" / "in" / "odd\nname").write_bytes(b"PK")
+    given = {name: content for name, content in files.items() if name.endswith(".pt")}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert choose(tmp_path, " ".join(given), given, folders=True).path == "out/c-60/a.pt"
+    (tmp_path / "out/c-60/in/b.bin").unlink()
+    choice = choose(tmp_path, " ".join(given), given, folders=True)
+    assert choice.path == "out/c-3/a.pt"
+    assert choice.passed == ("passed over out/c-60: it has no in/b.bin, unlike out/c-3",)
+    (tmp_path / "out/c-60/in/b.bin").write_bytes(b"PK")
+    choice = choose(tmp_path, " ".join(given), given, folders=True)
+    assert choice.passed == ("passed over out/c-60: in/b.bin in it was cut short",)
+
+
+def test_the_newest_folder_before_it_says_what_is_missing(tmp_path: Path) -> None:
+    saved = " ".join([save(1, "a.pt z.pt"), save(2, "a.pt"), save(3, "a.pt")])
+    assert choose(tmp_path, saved, folders=True).path == "out/checkpoint-3/a.pt"
+    saved = " ".join([save(1, "a.pt"), save(2, "a.pt b.pt"), save(3, "a.pt b.pt!")])
+    choice = choose(tmp_path / "cut", saved, folders=True)
+    assert choice.path.startswith("out/checkpoint-2/")
+    assert choice.passed == ("passed over out/checkpoint-3: b.pt in it was cut short",)

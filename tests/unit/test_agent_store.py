@@ -1,0 +1,314 @@
+"""What a node keeps by its content, and what it makes of that."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from clusterctl.agent import store as agent_store
+from clusterctl.agent.store import (
+    DIRECTORY,
+    FILE,
+    HARD,
+    LINK,
+    BadManifest,
+    FileStore,
+    Missing,
+    TreeEntry,
+)
+
+TIME = 1_600_000_000_000_000_000
+
+
+def sum_up(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def file(path: str, data: bytes, mode: int = 0o644, modified: int = 0) -> TreeEntry:
+    return TreeEntry(FILE, path, mode, len(data), sum_up(data), "", modified)
+
+
+def put(store: FileStore, data: bytes) -> None:
+    assert store.put(Missing(sum_up(data), len(data)), io.BytesIO(data).read)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(str(tmp_path / "root"))
+
+
+def test_a_manifest_survives_whatever_is_in_names() -> None:
+    names = ["a b", "it's\n;$x", "-n", "ü\u2028", os.fsdecode(b"\xff\xfe"), "deep/er/one"]
+    entries = [file(name, b"x") for name in names]
+    assert agent_store.read_manifest(agent_store.pack_manifest(entries)) == entries
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [file("../out", b"x")],
+        [file("/etc/passwd", b"x")],
+        [file("a/./b", b"x")],
+        [file("a//b", b"x")],
+        [file("", b"x")],
+        [file("a\0b", b"x")],
+        [TreeEntry(LINK, "a", target="/etc"), file("a/passwd", b"x")],
+        [file("a", b"x"), TreeEntry(HARD, "b", target="../../etc/passwd")],
+        [TreeEntry(LINK, "a", target="/etc"), TreeEntry(HARD, "b", target="a/passwd")],
+        [TreeEntry(FILE, "a", 0o644, 1, "../../../../etc/passwd")],
+        [TreeEntry(FILE, "a", 0o644, 1, "")],
+    ],
+)
+def test_a_manifest_that_would_write_elsewhere_is_refused(entries: list[TreeEntry]) -> None:
+    with pytest.raises(BadManifest):
+        agent_store.read_manifest(agent_store.pack_manifest(entries))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"x\x9c", agent_store.pack_manifest([])[:-3]])
+def test_a_damaged_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(BadManifest):
+        agent_store.read_manifest(data)
+
+
+def test_only_what_is_missing_is_asked_for_and_only_once(store: FileStore) -> None:
+    entries = [file("a", b"one"), file("b", b"two"), file("c", b"two"), file("empty", b"")]
+    put(store, b"one")
+    assert store.find_missing(entries) == [Missing(sum_up(b"two"), 3, 0)]
+    put(store, b"two")
+    assert store.find_missing(entries) == []
+
+
+def test_a_cut_transfer_goes_on_where_it_stopped(store: FileStore) -> None:
+    data = os.urandom(3 * agent_store.STEP + 17)
+    wanted = Missing(sum_up(data), len(data))
+    with pytest.raises(EOFError):
+        store.put(wanted, io.BytesIO(data[: 2 * agent_store.STEP + 5]).read)
+    [rest] = store.find_missing([file("a", data)])
+    assert rest.had == 2 * agent_store.STEP + 5
+    assert store.put(rest, io.BytesIO(data[rest.had :]).read)
+    assert Path(store.locate(wanted.digest)).read_bytes() == data
+
+
+def test_what_comes_damaged_is_not_kept(store: FileStore) -> None:
+    data = b"what it should be"
+    assert not store.put(Missing(sum_up(data), len(data)), io.BytesIO(b"what it is no more").read)
+    assert store.find_missing([file("a", data)]) == [Missing(sum_up(data), len(data), 0)]
+
+
+def test_a_damaged_beginning_is_found_at_the_end(store: FileStore) -> None:
+    data = os.urandom(100)
+    with pytest.raises(EOFError):
+        store.put(Missing(sum_up(data), 100), io.BytesIO(b"x" * 50).read)
+    [rest] = store.find_missing([file("a", data)])
+    assert not store.put(rest, io.BytesIO(data[rest.had :]).read)
+    assert store.find_missing([file("a", data)]) == [Missing(sum_up(data), 100, 0)]
+
+
+def test_a_beginning_that_is_gone_is_no_whole_file(store: FileStore) -> None:
+    data = os.urandom(100)
+    with pytest.raises(EOFError):
+        store.put(Missing(sum_up(data), 100, 50), io.BytesIO(data[50:]).read)
+
+
+def test_two_writers_at_once_make_one_right_file(store: FileStore) -> None:
+    data = os.urandom(1_000_000)
+    wanted = Missing(sum_up(data), len(data))
+    reader, writer = os.pipe()
+    done = []
+    with os.fdopen(reader, "rb") as slow, os.fdopen(writer, "wb") as source:
+        source.write(data[:1000])
+        source.flush()
+        thread = threading.Thread(target=lambda: done.append(store.put(wanted, slow.read)))
+        thread.start()
+        put(store, data)
+        assert Path(store.locate(wanted.digest)).read_bytes() == data
+        source.write(data[1000:])
+        source.close()
+        thread.join()
+    assert done == [True]
+    assert Path(store.locate(wanted.digest)).read_bytes() == data
+    assert store.find_missing([file("a", data)]) == []
+
+
+def test_a_reader_gets_a_file_while_it_comes(store: FileStore) -> None:
+    data = os.urandom(3 * agent_store.STEP)
+    wanted = Missing(sum_up(data), len(data))
+    reader, writer = os.pipe()
+    got = b""
+    with os.fdopen(reader, "rb") as stream, os.fdopen(writer, "wb", 0) as source:
+        thread = threading.Thread(target=store.put, args=(wanted, stream.read))
+        thread.start()
+        parts = store.follow(Missing(wanted.digest, wanted.size, 10))
+        sent = 0
+        for part in parts:
+            got += part
+            if len(got) + 10 >= sent and sent < len(data):
+                source.write(data[sent : sent + agent_store.STEP])
+                sent += agent_store.STEP
+        thread.join()
+    assert got == data[10:]
+
+
+def test_a_reader_of_a_file_that_broke_off_gets_it_from_who_has_it(store: FileStore) -> None:
+    data = os.urandom(1000)
+    wanted = Missing(sum_up(data), len(data))
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as stream, os.fdopen(writer, "wb", 0) as source:
+        thread = threading.Thread(target=lambda: _put_begun(store, wanted, stream))
+        thread.start()
+        source.write(data[:400])
+        parts = store.follow(wanted)
+        while not (got := next(parts)):
+            pass
+        put(store, data)
+        assert got + b"".join(parts) == data
+        source.close()
+        thread.join()
+
+
+def _put_begun(store: FileStore, wanted: Missing, stream: BinaryIO) -> None:
+    with pytest.raises(EOFError):
+        store.put(wanted, lambda size: stream.read(min(size, 400)))
+
+
+def test_a_tree_is_made_as_it_was_and_is_its_owners_alone(store: FileStore, tmp_path: Path) -> None:
+    odd = "dir/it's\n;" + os.fsdecode(b"\xff")
+    entries = [
+        TreeEntry(DIRECTORY, "private", 0o700),
+        file("a", b"one", 0o755),
+        file(odd, b"one", 0o600, TIME),
+        file("empty", b"", 0o444),
+        file("private/x", b"two"),
+        TreeEntry(HARD, "again", target="a"),
+        TreeEntry(LINK, "link", target="dir"),
+        TreeEntry(LINK, "loose", target="../../nowhere"),
+    ]
+    put(store, b"one")
+    put(store, b"two")
+    work = tmp_path / "job" / "work"
+    store.make(str(work), entries)
+    assert (work / "a").read_bytes() == (work / odd).read_bytes() == b"one"
+    assert (work / "empty").read_bytes() == b""
+    assert [stat.S_IMODE((work / name).stat().st_mode) for name in ("a", odd, "private")] == [
+        0o755,
+        0o600,
+        0o700,
+    ]
+    assert ((work / "a").stat().st_mtime_ns, (work / odd).stat().st_mtime_ns) == (0, TIME)
+    assert (work / "a").samefile(work / "again")
+    assert (os.readlink(work / "link"), os.readlink(work / "loose")) == ("dir", "../../nowhere")
+    (work / "a").write_bytes(b"changed")
+    os.chmod(work / "empty", 0o600)
+    assert store.find_missing(entries) == []
+    assert Path(store.locate(sum_up(b"one"))).read_bytes() == b"one"
+
+
+def test_data_is_linked_and_a_change_through_a_link_is_noticed(
+    store: FileStore, tmp_path: Path
+) -> None:
+    entries = [file("a", b"one", 0o644, TIME), file("b", b"one", 0o644, TIME + 1)]
+    put(store, b"one")
+    for _ in range(2):  # a second time changes nothing
+        store.make(str(tmp_path / "data"), entries, link=True)
+        assert (tmp_path / "data/a").samefile(store.locate(sum_up(b"one")))
+        assert (tmp_path / "data/a").stat().st_mtime_ns == TIME
+        assert (tmp_path / "data/b").stat().st_mtime_ns == TIME + 1
+        assert os.listdir(tmp_path / "data") in (["a", "b"], ["b", "a"])
+    assert store.find_missing(entries) == []
+    os.chmod(tmp_path / "data/a", 0o644)
+    (tmp_path / "data/a").write_bytes(b"two")
+    assert store.find_missing(entries) == [Missing(sum_up(b"one"), 3, 0)]
+    put(store, b"one")
+    store.make(str(tmp_path / "data"), entries, link=True)
+    assert (tmp_path / "data/a").read_bytes() == b"one"
+
+
+def test_what_is_there_is_replaced_and_never_written_through_a_link(
+    store: FileStore, tmp_path: Path
+) -> None:
+    put(store, b"one")
+    work, outside = tmp_path / "work", tmp_path / "outside"
+    work.mkdir()
+    outside.write_bytes(b"mine")
+    (work / "a").symlink_to(outside)
+    store.make(str(work), [file("a", b"one")])
+    assert (work / "a").read_bytes() == b"one"
+    assert outside.read_bytes() == b"mine"
+
+
+def test_what_the_store_lacks_is_an_error(store: FileStore, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.make(str(tmp_path / "work"), [file("a", b"one")])
+
+
+@pytest.fixture
+def keep(store: FileStore) -> Callable[[bytes, int], str]:
+    def keep(data: bytes, day: int) -> str:
+        """A file and its manifest, used on that day; the manifest's name."""
+        put(store, data)
+        with store.hold(agent_store.pack_manifest([file("a", data)])) as name:
+            pass
+        manifest = Path(store.locate(sum_up(data))).parents[1] / "manifests" / name
+        os.utime(manifest, (day * 86400, day * 86400))
+        return name
+
+    return keep
+
+
+def test_the_oldest_unused_go_first(store: FileStore, keep: Callable[[bytes, int], str]) -> None:
+    data = [bytes([number]) * 100 for number in range(5)]
+    job, _, _, held = (keep(data[number], number) for number in range(4))
+    put(store, data[4])  # no manifest has it
+    with store.hold(agent_store.pack_manifest([file("a", data[3])])) as name:
+        assert name == held
+        store.evict(500)
+        assert all(store.has(sum_up(item), 100) for item in data)
+        store.evict(300, used=[job])
+        assert [store.has(sum_up(item), 100) for item in data] == [True, False, True, True, False]
+        store.evict(0, used=[job])
+        assert [store.has(sum_up(item), 100) for item in data] == [True, False, False, True, False]
+    store.evict(0)
+    assert not any(store.has(sum_up(item), 100) for item in data)
+
+
+def test_what_a_job_that_has_not_ended_was_made_of_stays(
+    store: FileStore, tmp_path: Path, keep: Callable[[bytes, int], str]
+) -> None:
+    name = keep(b"one", 1)
+    job = tmp_path / "root/jobs/7"
+    job.mkdir(parents=True)
+    store.note_use(str(job), name)
+    assert store.list_used() == set()
+    (job / "env").symlink_to("/nowhere")
+    assert store.list_used() == {name}
+
+
+def test_what_two_manifests_share_stays_with_one() -> None:
+    content = {"old": ["a", "b"], "new": ["b", "c"]}
+    sizes = {"a": 10, "b": 10, "c": 10}
+    assert agent_store.choose_unused(sizes, content, (), 29) == (["old"], ["a"])
+    assert agent_store.choose_unused(sizes, content, ("old",), 29) == (["new"], ["c"])
+    assert agent_store.choose_unused(sizes, content, (), 0) == (["old", "new"], ["a", "b", "c"])
+    assert agent_store.choose_unused(sizes, content, (), 30) == ([], [])
+
+
+def test_stores_of_one_folder_are_one(store: FileStore, tmp_path: Path) -> None:
+    assert store.identify() == FileStore(str(tmp_path / "root")).identify()
+    assert store.identify() != FileStore(str(tmp_path / "other")).identify()
+
+
+def test_a_hundred_thousand_files_are_no_matter(store: FileStore, tmp_path: Path) -> None:
+    put(store, b"x")
+    entries = [file(f"{number % 100}/{number}", b"x") for number in range(100_000)]
+    entries = agent_store.read_manifest(agent_store.pack_manifest(entries))
+    assert store.find_missing(entries) == []
+    store.make(str(tmp_path / "work"), entries[::50])
+    assert sum(len(names) for _, _, names in os.walk(tmp_path / "work")) == 2000
