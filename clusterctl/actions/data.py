@@ -26,13 +26,18 @@ from clusterctl.data import datasets, sources
 from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
-from clusterctl.jobs.fetch import put_folder, render_paths
+from clusterctl.jobs import submit
+from clusterctl.jobs.fetch import persist_each, put_folder, render_paths
 from clusterctl.state.store import Store
+from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.pool import LocalChannel, Pool
 from clusterctl.transport.protocol import Channel
+from clusterctl.transport.spreading import read_folder
 
 PUSH_TIMEOUT = 3600.0
 """Seconds in which a data set has to be on a node."""
+PATIENCE = 60.0
+"""Seconds without progress after which the connection to a node counts as lost."""
 
 _SENT = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
@@ -200,18 +205,55 @@ def copy(
     check_data_name(name)
     with _open_workers(store, cluster, report) as (pool, nodes):
         have = _find_holders(nodes, name, mark, pool) if mark else []
+        missing = [node for node in nodes if node not in have]
+        if not missing:
+            report(f"all workers already have {name}")
+            return ()
+        if submit.may_spread(missing):
+            return _copy_to_stores(source, missing, name, mark, pool, report)
         got = [] if have else [nodes[0]]
         for node in got:
             _put(source, node, name, mark, pool, report)
-        missing = [node for node in nodes if node not in have + got]
-        if not (got or missing):
-            report(f"all workers already have {name}")
+        missing = [node for node in missing if node not in got]
         found = [(path, path.lstat()) for path in sorted(source.rglob("*"))]
         found = [(path, it) for path, it in found if stat.S_IFMT(it.st_mode) in _SENT]
         paths = render_paths([str(path.relative_to(source)) for path, _ in found])
         size = sum(it.st_size for _, it in found if stat.S_ISREG(it.st_mode))
         passed_on = _spread(have + got, missing, name, mark, size, pool, report, paths)
         return (*(node.name for node in got), *passed_on)
+
+
+def _copy_to_stores(
+    source: Path, nodes: Sequence[Node], name: str, mark: str, pool: Pool, report: Reporter
+) -> tuple[str, ...]:
+    """What none of the nodes has had before leaves this machine once. The mark goes first and comes
+    last: what is half there has none."""
+    names = [node.name for node in nodes]
+    report(f"copying {name} to {', '.join(names)}")
+    marks = {node.name: _quote(node, f".{name}.complete") for node in nodes}
+    begun = pool.run({node: f"rm -f {path}" for node, path in marks.items()}, timeout=30)
+    require_copied(begun, name)
+    try:
+        content = read_folder(source)
+    except Failure as error:
+        raise make_local_error(str(error), error.errno) from error
+
+    def spread(names: Sequence[str]) -> Sequence[NodeResult]:
+        return submit.spread(
+            pool,
+            [node for node in nodes if node.name in names],
+            f"data/{name}",
+            content,
+            link=True,
+            timeout=PUSH_TIMEOUT,
+            patience=PATIENCE,
+        )
+
+    require_copied(persist_each(pool, spread, names, report), name)
+    if mark:
+        done = {node: f"echo {mark} >{path}" for node, path in marks.items()}
+        require_copied(pool.run(done, timeout=30), name)
+    return tuple(names)
 
 
 @contextmanager

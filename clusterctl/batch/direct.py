@@ -1,7 +1,8 @@
-"""Our own supervisor: one sh process per job on the launcher, which notes facts for `verdict`."""
+"""Our own supervisor: one process per job on the launcher, which notes facts for `verdict`."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -12,7 +13,7 @@ from typing import Any
 
 from clusterctl import __version__
 from clusterctl.batch import verdict
-from clusterctl.batch.system import BatchSystem, Preview
+from clusterctl.batch.system import BatchSystem, Preview, ask_agent
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster, Node
@@ -20,7 +21,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch import launcher as launch_launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.launch.hostfile import place, place_points
-from clusterctl.options.values import list_predicates
+from clusterctl.options.values import SNAPSHOTS
 
 STACK_LIMIT = 8
 """Seconds in which the Python stack of a rank is read; its C stack may take twice as long."""
@@ -68,6 +69,10 @@ SUPERVISING: Mapping[str, int] = {
     "start_limit": 180,
     # Beyond the grace of its programs, for a node to answer: one whose disk hangs never does.
     "answer_limit": 25,
+    # Between two looks behind jobs whose supervisors are dead, while this one waits for its turn.
+    "clean_poll": 3,
+    # For mpirun to notice that all of its ranks have ended.
+    "confirm": 5,
     # For a node to send another one the snapshot that a job goes on from.
     "resume_limit": 1800,
     # Between two looks for outputs that are to be copied to the launcher (with --sync), and at
@@ -78,12 +83,14 @@ SUPERVISING: Mapping[str, int] = {
 }
 """The same of our own supervisor."""
 
+_OF_COPIES = ("interval", "sync_interval", "longest")
+
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""
 
 
 class Direct(BatchSystem):
-    """Needs nothing on the launcher but sh, flock and ssh."""
+    """Needs nothing on the launcher but Python and ssh."""
 
     launchers = ("mpirun", "torchrun")
     emits = "sh"
@@ -91,7 +98,6 @@ class Direct(BatchSystem):
     start_limit = 60.0
     ask_limit = ASK_TIMEOUT
     poll = 0.1
-    backoff = 1.0
     logs = ("mpirun.err", "mpirun.out", "supervise.log")
 
     def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
@@ -132,14 +138,6 @@ class Direct(BatchSystem):
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         launcher, spec = cluster.launcher, job.spec
         where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
-        shared = _list_common_values(job, cluster, where)
-        placed = [place.node for place in job.placement]
-        mirror: dict[str, Any] = {
-            "rank_nodes": [node for node in shared["nodes"] if node["name"] in placed],
-            "reserve": MIRROR_RESERVE,
-        }
-        # Nodes on one host can only be lost together.
-        mirrored = bool(spec.sync) or not cluster.one_host
         found = {
             "alloc": "".join(
                 f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
@@ -155,39 +153,13 @@ class Direct(BatchSystem):
                 system="direct",
                 command=render_command_line(plan.argv),
             ),
-            "supervise.sh": assets.render(
-                "job/supervise.sh.j2",
-                now=spec.now,
-                timeout=f"{spec.timeout:g}" if spec.timeout else "",
-                retries=spec.retries,
-                **list_watch_values(job),
-                # Those that may have snapshots, that of rank 0 first.
-                holders=[
-                    {"name": p.node, "folder": where[p.node], "first": p.first, "count": p.count}
-                    for p in job.placement
-                ],
-                rerun_of=job.rerun_of,
-                restores=mirrored and not spec.is_sweep,
-                kept=shlex.join(list_predicates(spec.keep_files)),
-                ranks=len(job.processes),
-                first=cluster.node(placed[0]),
-                mirrored=mirrored,
-                synced=bool(spec.sync),
-                predicates=shlex.join(_list_predicates(job)),
-                **mirror,
-                **shared,
-            ),
-            "clean.sh": assets.render("job/clean.sh.j2", **shared),
+            "plan.json": json.dumps(make_plan(job, cluster), indent=1),
         }
         if spec.is_sweep:
-            slots = [
-                {"node": place.node, "folder": where[place.node], "slot": slot}
-                for place in job.placement
-                for slot in range(place.count)
-            ]
-            found["points.sh"] = assets.render("job/points.sh.j2", slots=slots, **shared)
-        if cluster.spec.cloud.idle is not None:
-            found["save.sh"] = assets.render("job/save.sh.j2", predicates="", **mirror, **shared)
+            agent = assets.locate_agent(launcher.root)
+            found["points.sh"] = assets.render(
+                "job/points.sh.j2", id=job.id, agent=agent, folder=where[launcher.name]
+            )
         return found
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
@@ -236,17 +208,11 @@ class Direct(BatchSystem):
         )
 
     def submit_argv(self, job: Job) -> tuple[str, ...]:
-        script = (
-            "setsid /bin/sh ./supervise.sh </dev/null >>supervise.log 2>&1 &"
-            " i=0; until [ -s state ] || [ $i -ge 100 ]; do sleep 0.01; i=$((i+1)); done; cat state"
-        )
-        return ("/bin/sh", "-c", script)
+        return ("/bin/sh", "./agent.sh", "submit")
 
     def status_argv(self, job: Job) -> tuple[str, ...]:
-        """In the job's folder. A supervisor that is alive holds the lock; one that died has not
-        written `ended`. Then clean.sh ends what is left of the job, and says that it is lost. The
-        lock is looked at first: the supervisor may end, and say so, between the two."""
-        return ("/bin/sh", "-c", assets.render("job/status.sh.j2", limit=CLEAN_LIMIT))
+        """In the job's folder."""
+        return ("/bin/sh", "-c", ask_agent("status", str(CLEAN_LIMIT)))
 
     def status_commands(self, jobs: Sequence[Job], cluster: Cluster) -> Mapping[str, Sequence[Job]]:
         root = cluster.launcher.root
@@ -272,40 +238,98 @@ class Direct(BatchSystem):
 
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         """Leaves word for the supervisor, also for one that is about to start, and returns. Where
-        it is dead, clean.sh ends the job."""
-        script = (
-            "echo cancelled >stop; if ! flock -n alive true;"
-            ' then kill -TERM "$(cat supervisor.pid)" 2>/dev/null;'
-            " elif [ -s state ];"
-            " then setsid /bin/sh ./clean.sh </dev/null >>clean.log 2>&1 & fi; :"
-        )
-        return ("/bin/sh", "-c", script)
+        it is dead, the agent ends the job."""
+        return ("/bin/sh", "-c", ask_agent("cancel"))
 
 
-def _list_common_values(job: Job, cluster: Cluster, where: Mapping[str, str]) -> dict[str, Any]:
-    """What the templates of a job's scripts have in common. `where`: its folder on each node."""
+def make_plan(job: Job, cluster: Cluster) -> dict[str, Any]:
+    """What the supervisor of a job is told (clusterctl/agent/supervise.py)."""
+    launcher, spec = cluster.launcher, job.spec
+    where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
+    placed = [place.node for place in job.placement]
+    # Nodes on one host can only be lost together.
+    mirrored = bool(spec.sync) or not cluster.one_host
+    limit = spec.hang_timeout
+    return {
+        **{name: seconds for name, seconds in SUPERVISING.items() if name not in _OF_COPIES},
+        "id": job.id,
+        "tag": f"CLUSTERCTL_JOB={cluster.id}/{job.id};",
+        "root": launcher.root,
+        "launcher": launcher.name,
+        "nodes": _list_involved(job, cluster, where),
+        "now": spec.now,
+        "timeout": spec.timeout or 0,
+        "retries": spec.retries,
+        "grace": math.ceil(spec.save_time),
+        "ranks": len(job.processes),
+        "first": placed[0],
+        "hang_timeout": limit or 0,
+        "hang_poll": min(HANG_POLL, limit / 4) if limit else 0,
+        "output": OUTPUT,
+        "least_output": LEAST_OUTPUT,
+        # Those that may have snapshots, that of rank 0 first.
+        "holders": [{"name": p.node, "first": p.first, "count": p.count} for p in job.placement],
+        "kept": list(spec.keep_files or SNAPSHOTS),
+        "resume": plan_resume(job) if spec.resume_args else None,
+        "restores": mirrored and not spec.is_sweep,
+        "rerun_of": job.rerun_of,
+        "slots": _list_slots(job, where) if spec.is_sweep else [],
+        "mirrored": mirrored,
+        "mirror": {
+            "nodes": list(dict.fromkeys(placed)),
+            "patterns": list(spec.keep_files or SNAPSHOTS),
+            "largest": 0 if spec.keep_files else SMALL,
+            "reserve": MIRROR_RESERVE << 10,
+            "interval": SUPERVISING["sync_interval" if spec.sync else "interval"],
+            "longest": SUPERVISING["longest"],
+            "always": bool(spec.sync),
+        },
+    }
+
+
+def _list_slots(job: Job, where: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"node": place.node, "folder": where[place.node], "slot": slot}
+        for place in job.placement
+        for slot in range(place.count)
+    ]
+
+
+def plan_resume(job: Job) -> dict[str, Any]:
+    """How the snapshot is chosen that the ranks go on from, and what is said of it."""
+    spec = job.spec
+    said = ", ".join(spec.keep_files or SNAPSHOTS)
+    said += "" if spec.keep_files else "; --keep-files names others"
+    without, patterns = (
+        text.replace("{", "{{").replace("}", "}}") for text in (spec.resume_args, said)
+    )
+    return {
+        "resumes": job.resumes,
+        "files": "{snapshot}" in spec.resume_args,
+        "folders": "{folder}" in spec.resume_args,
+        "nothing": f"starting without {without}: there is no {{whole}}snapshot among the outputs"
+        f" ({patterns})",
+        "refusal": "each rank has snapshots of its own, such as {path}, but no step of which all"
+        f" {len(job.processes)} ranks have one; `clusterctl rerun {job.rerun_of or job.id} --resume"
+        " -- ARGS` starts them with the arguments that you choose",
+    }
+
+
+def _list_involved(job: Job, cluster: Cluster, where: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The launcher, and the nodes with ranks. `where`: the job's folder on each."""
     launcher = cluster.launcher
     placed = (place.node for place in job.placement)
     involved = [cluster.node(name) for name in dict.fromkeys((launcher.name, *placed))]
-    values = {
-        **SUPERVISING,
-        "id": job.id,
-        "folder": where[launcher.name],
-        "root": launcher.root,
-        "launcher": launcher.name,
-        "grace": math.ceil(job.spec.save_time),
-        "nodes": [
-            {
-                "name": node.name,
-                "host": node.name,
-                "aliases": [] if cluster.one_host else _list_aliases(node, involved),
-                "folder": where[node.name],
-                "here": node.name == launcher.name or cluster.one_host,
-            }
-            for node in involved
-        ],
-    }
-    return {**values, "interval": values["sync_interval"]} if job.spec.sync else values
+    return [
+        {
+            "name": node.name,
+            "host": node.name,
+            "aliases": [] if cluster.one_host else _list_aliases(node, involved),
+            "folder": where[node.name],
+            "here": node.name == launcher.name or cluster.one_host,
+        }
+        for node in involved
+    ]
 
 
 def _list_aliases(node: Node, nodes: Sequence[Node]) -> list[str]:
@@ -319,22 +343,17 @@ def _list_names(node: Node) -> set[str]:
 
 
 def list_watch_values(job: Job) -> dict[str, object]:
-    """What the scripts of all batch systems need that watch and start ranks. `snapshots`: what
-    `find` is to take for one, with --resume-args; "": nothing is to be looked for."""
+    """What the scripts of all batch systems need that watch and start ranks. `snapshots`:
+    whether they are looked for."""
     spec, limit = job.spec, job.spec.hang_timeout
     return {
         "hang_timeout": f"{limit:g}" if limit else "",
         "hang_poll": f"{min(HANG_POLL, limit / 4):g}",
-        "snapshots": shlex.join(list_predicates(spec.keep_files)) if spec.resume_args else "",
+        "snapshots": bool(spec.resume_args),
         "resumes": job.resumes,
+        "output": OUTPUT,
+        "least_output": LEAST_OUTPUT,
     }
-
-
-def _list_predicates(job: Job) -> list[str]:
-    """What `find` is to choose of the outputs for the copies on the launcher."""
-    found = list_predicates(job.spec.keep_files)
-    small = () if job.spec.keep_files else ("-size", f"-{SMALL + 1}c", "-o")
-    return [found[0], *small, *found[1:]]
 
 
 def make_delimiter(job: Job) -> str:

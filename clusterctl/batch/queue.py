@@ -8,6 +8,7 @@ login node, whose disk the nodes of a job share.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -37,6 +38,7 @@ from clusterctl.core.variables import SBATCH, write_unset
 from clusterctl.errors import UsageError
 from clusterctl.launch import hostfile, launcher
 from clusterctl.launch.compiling import plan_compilation
+from clusterctl.options.values import SNAPSHOTS
 from clusterctl.options.verbs import find_limit
 
 QUEUE_AGE = 5
@@ -88,7 +90,6 @@ class QueueSystem(BatchSystem):
     )
     ask_limit = 45.0  # as long as a silent queue may take to be given up, twice, and then some
     poll = 0.5
-    backoff = 1.5
     logs = ("launch.err", "launch.out", "batch.out")
 
     system: ClassVar[str]
@@ -224,7 +225,11 @@ class QueueSystem(BatchSystem):
             **common,
         )
         agent = assets.render(f"{self.system}/agent.sh.j2", folder=f"{root}/jobs/{job.id}")
-        return {"job.sh": text, "clusterctl-agent": agent}
+        files = {"job.sh": text, "clusterctl-agent": agent}
+        if spec.resume_args:
+            told = {"kept": spec.keep_files or SNAPSHOTS, "resume": direct.plan_resume(job)}
+            files["plan.json"] = json.dumps(told)
+        return files
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""

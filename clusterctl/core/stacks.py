@@ -390,7 +390,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 # -------------------------------------------------------------------------------------------------
 # Where the ranks of an attempt stood that had printed nothing for too long: what their nodes noted
-# before it was ended (templates/job/stacks.sh.j2), and how that is told. Pure.
+# before it was ended (clusterctl/agent/stacks.py), and how that is told. Pure.
 
 
 LARGEST = 4_000_000

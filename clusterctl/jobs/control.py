@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.direct import ASK_TIMEOUT
-from clusterctl.batch.system import load_system
+from clusterctl.batch.system import ask_agent, load_system
 from clusterctl.core.clock import NEVER, Deadline, now
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
@@ -146,10 +146,10 @@ def kill_processes(
     where a node does not answer."""
     commands = {}
     for name in list_nodes(job, cluster):
-        script = shlex.quote(f"{locate_folder(job, cluster, name)}/processes.sh")
-        # A machine that was made anew has neither the script nor processes of the job.
-        absent = f"[ -e {script} ] || {{ echo survivors 0; exit; }}"
-        commands[name] = f"{absent}; exec /bin/sh {script} end 0"
+        folder = shlex.quote(locate_folder(job, cluster, name))
+        # A machine that was made anew has neither the folder nor processes of the job.
+        absent = f"cd {folder} 2>/dev/null || {{ echo survivors 0; exit; }}"
+        commands[name] = f"{absent}; {ask_agent('end', '0')}"
     results = pool.run(commands, list(commands), timeout=min(ASK_TIMEOUT, deadline.left))
     return {result.node: _count_survivors(result) for result in results}
 

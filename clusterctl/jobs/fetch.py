@@ -1,7 +1,7 @@
 """Brings what a job has made: files and links that are new or changed in its working directories.
 
 They come from its nodes, or from the copies of them that its supervisor puts onto the launcher
-(templates/job/mirror.sh.j2). While somebody follows the job, those come to this machine, too.
+(clusterctl/agent/mirror.py). While somebody follows the job, those come to this machine, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from clusterctl.batch.system import load_system
-from clusterctl.core import assets
+from clusterctl.batch.system import ask_agent, load_system
 from clusterctl.core.clock import Deadline, now, run_in_background
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
@@ -113,7 +112,7 @@ def find_outputs(
         nothing = (
             f"[ -d {root} ] && [ ! -e {folder} ]" if job.started else f"[ ! -e {folder}/.staged ]"
         )
-        script = f"exec /bin/sh {_quote_script(job, cluster, name)} list"
+        script = f"cd {folder} || exit; {ask_agent('list')}"
         commands[name] = f"if {nothing}; then printf lost; exit 0; fi; {script}"
     found: list[Output] = []
     failed: list[ClusterctlError] = []
@@ -137,7 +136,7 @@ def find_outputs(
 
 
 def parse_outputs(node: str, printed: bytes) -> list[Output]:
-    """What `outputs.sh list` printed there. Raises RecordError."""
+    """What `agent.sh list` printed there. Raises RecordError."""
     found = []
     try:
         for item in printed.split(b"\0")[:-1]:
@@ -255,8 +254,9 @@ def copy_outputs(
         begun = here / BEGUN
         if any(output.copied for output in mine):
             return copy_mirrored(job, cluster, pool, name, paths, here, begun)
-        command = f"exec /bin/sh {_quote_script(job, cluster, name)} link"
-        links = f"{locate_folder(job, cluster, name)}/outputs"
+        folder = locate_folder(job, cluster, name)
+        command = f"cd {shlex.quote(folder)} || exit; {ask_agent('link')}"
+        links = f"{folder}/outputs"
         return get_linked(pool.find_transport(name), command, links, paths, here, begun)
 
     return pool.call_each(get, sorted({output.node for output in wanted}))
@@ -309,10 +309,6 @@ def _is_core_dump(path: Path) -> bool:
     return head[:4] == b"\x7fELF" and int.from_bytes(kind, "big") == _ET_CORE
 
 
-def _quote_script(job: Job, cluster: Cluster, name: str) -> str:
-    return shlex.quote(f"{locate_folder(job, cluster, name)}/outputs.sh")
-
-
 # -------------------------------------------------------------------------------------------------
 # Copies that go on after their connection was lost.
 
@@ -337,12 +333,35 @@ def persist(
         number += 1
         if not result.cut or number == ATTEMPTS:
             return result
-        report(
-            f"lost the connection to {result.node}: {result.error};"
-            f" continuing if it answers within {WAIT / 60:g} minutes"
-        )
+        _report_loss(result, report)
         if not _connect(transport):
             return result
+
+
+def persist_each(
+    pool: Pool,
+    attempt: Callable[[Sequence[str]], Sequence[NodeResult]],
+    names: Sequence[str],
+    report: Reporter = lambda line: None,
+) -> Sequence[NodeResult]:
+    """The same for what copies to many nodes at once."""
+    results = {result.node: result for result in attempt(names)}
+    for _ in range(ATTEMPTS - 1):
+        lost = [result for result in results.values() if result.cut]
+        for result in lost:
+            _report_loss(result, report)
+        back = [r.node for r in lost if _connect(pool.find_transport(r.node))]
+        if not back:
+            break
+        results.update({result.node: result for result in attempt(back)})
+    return list(results.values())
+
+
+def _report_loss(result: NodeResult, report: Reporter) -> None:
+    report(
+        f"lost the connection to {result.node}: {result.error};"
+        f" continuing if it answers within {WAIT / 60:g} minutes"
+    )
 
 
 def _connect(transport: Transport) -> bool:
@@ -472,10 +491,9 @@ def find_mirror(
     NodeUnreachable."""
     if not names or (cluster.one_host and not job.spec.sync):
         return {}
-    script = assets.render(
-        "job/mirrored.sh.j2", folder=_locate_mirror(job, cluster), names=sorted(names)
-    )
     launcher = cluster.launcher.name
+    agent = shlex.quote(f"{locate_folder(job, cluster, launcher)}/agent.sh")
+    script = f"[ ! -e {agent} ] || exec /bin/sh {agent} mirrored {shlex.join(sorted(names))}"
     result = pool.find_transport(launcher).run(script, timeout=LIST_TIMEOUT)
     if not result.ok:
         raise make_error(f"looking for copies of the outputs of job {job.id}", result)
@@ -483,7 +501,7 @@ def find_mirror(
 
 
 def parse_mirror(launcher: str, printed: bytes) -> dict[str, Copies]:
-    """What templates/job/mirrored.sh.j2 printed there. Raises RecordError."""
+    """What `agent.sh mirrored` printed there. Raises RecordError."""
     found: dict[str, tuple[float, list[tuple[str, int, float]]]] = {}
     left: dict[str, tuple[int, int]] = {}
     name = ""

@@ -1,20 +1,23 @@
 """Reads a job's output from all its nodes while it runs, without losing or repeating a byte.
 
-Each node gets one sh that answers polls (templates/job/follow.sh.j2): we say what we have, it says
-what is new. The state home's copy of the files doubles as the memory of how far we came, so that
-following again, from another terminal or another day, continues where it stopped.
+Each node gets one agent that answers questions (clusterctl/agent/watch.py) when there is something
+new, or when it is time to say that there is nothing. The state home's copy of the files doubles as
+the memory of how far we came, so that following again, from another terminal or another day,
+continues where it stopped.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 import re
+import select
 import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
+from clusterctl.agent.watch import SHARED, SUPERVISED
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core import assets
@@ -32,7 +36,7 @@ from clusterctl.core.clock import now, run_in_background
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, shorten
 from clusterctl.errors import ClusterctlError, NodeUnreachable
-from clusterctl.jobs import control, records
+from clusterctl.jobs import control, records, submit
 from clusterctl.jobs.records import Piece
 from clusterctl.jobs.submit import list_nodes
 from clusterctl.options.values import MIN_IDLE
@@ -130,10 +134,12 @@ ANSWER = 4 << 20
 """Bytes that a node answers with at a time, and so what we hold of its output in memory."""
 ANSWERS = 64 << 20
 """The same for all nodes together."""
+WAIT = 2.0
+"""Seconds for which a node may say nothing while there is nothing new."""
 ANSWER_TIMEOUT = 30.0
 NOTICE, PROBE = 8.0, 4.0
-"""Seconds of silence after which a new connection shows whether a node is there, and seconds for
-that: within 15 s it is told that one is not."""
+"""Seconds of silence beyond that after which a new connection shows whether a node is there, and
+seconds for that: within 15 s it is told that one is not."""
 FROZEN = 14.0
 """The same of a node that can be reached: the connection is dead, for this machine has another
 address now, or what ran before is frozen or very slow."""
@@ -174,16 +180,59 @@ class OutputFile:
     """What of it is stored here. It is opened only to write to it: a job may have thousands."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Watch:
     """A node, and what is known of its files. Without a channel it is not asked."""
 
     node: str
     channel: Channel | None = None
     files: dict[str, OutputFile] = field(default_factory=dict)
-    buffer: bytearray = field(default_factory=bytearray)
     reconnected: int = 0
     """How often in a row, without an answer since."""
+    asked: int = 0
+    """Questions on this channel without an answer."""
+    wait: float = 0.0
+    """Seconds that the last of them has given to it."""
+    silence: float = 0.0
+    """Seconds beyond these in which we have listened and heard nothing."""
+    probed: bool = False
+    is_bare: bool = False
+    """It has said that our agent is not there."""
+    is_abandoned: bool = False
+    """It has said that the job's supervisor is dead."""
+    knows: bool = False
+    """Whether the node was told how far we are in its files; it keeps that in mind."""
+    buffer: bytearray = field(default_factory=bytearray)
+    news: list[FileNews] = field(default_factory=list)
+    """What has come of an answer."""
+
+    def connect(self, channel: Channel | None) -> None:
+        """Nothing that was said on the channel before counts."""
+        self.channel = channel
+        self.asked, self.knows, self.probed, self.is_bare = 0, False, False, False
+        self.buffer.clear()
+        self.news.clear()
+
+    def take_answer(self) -> list[FileNews] | None:
+        """What has come of the oldest question, once that is whole."""
+        while (end := self.buffer.find(b"\n")) >= 0:
+            line = bytes(self.buffer[:end])
+            if line == b"E":
+                del self.buffer[: end + 1]
+                found, self.news, self.reconnected = self.news, [], 0
+                self.asked -= 1
+                return found
+            start = end + 1
+            self.is_bare = self.is_bare or line == BARE
+            self.is_abandoned = self.is_abandoned or line == b"D"
+            if header := parse_header(line):  # else what a login shell says
+                name, offset, length, size = header
+                end, start = start, start + length
+                if len(self.buffer) < start:
+                    return None
+                self.news.append(FileNews(name, offset, bytes(self.buffer[end:start]), size))
+            del self.buffer[:start]
+        return None
 
 
 @dataclass(slots=True)
@@ -207,6 +256,9 @@ class FileNews(NamedTuple):
     size: int
 
 
+BARE = b"@@clusterctl-no-agent"
+"""A node says so where our agent is missing."""
+
 _HEADER = re.compile(rb"F (\S+) (\d{1,18}) (\d{1,18}) (\d{1,18})")
 
 
@@ -225,8 +277,8 @@ class TimeIsUpError(Exception):
 
 
 class Connections:
-    """One Watch for each node that the job has output on, and a channel to a script there, which
-    answers questions (templates/job/follow.sh.j2).
+    """One Watch for each node that the job has output on, and a channel to the agent there, which
+    answers questions (clusterctl/agent/watch.py).
 
     A worker that is lost has no channel any more: `lost` has the reason. A launcher without which
     nobody knows how the job goes (`needs_launcher`) raises NodeUnreachable when it is given up:
@@ -273,7 +325,7 @@ class Connections:
 
         results = self._pool.call_each(connect, [watch.node for watch in self.watches])
         for watch in self.watches:
-            watch.channel = channels.get(watch.node)
+            watch.connect(channels.get(watch.node))
         for watch, result in zip(self.watches, results, strict=True):
             if result.error:
                 if self.needs_launcher and watch.node == self._launcher:
@@ -293,81 +345,108 @@ class Connections:
 
     # ------------------------------------------------------------------------------ questions
 
-    def ask_all(self) -> None:
-        """Asks all nodes for what has been added to their files."""
+    def ask_all(self, wait: float) -> None:
+        """Asks all nodes for what has been added to their files, for as many seconds as nothing
+        has. Without a wait, that ends the waits of before."""
         for watch in self.watches:
-            self.ask(watch)
+            if not (wait and watch.asked):
+                self._ask(watch, wait)
 
-    def ask(self, watch: Watch) -> None:
-        """Asks a node for what has been added to its files."""
+    @property
+    def awaits_answers(self) -> bool:
+        return any(watch.asked for watch in self.watches)
+
+    def _ask(self, watch: Watch, wait: float) -> None:
         while watch.channel:
-            known = "".join(f" {name}={file.offset}" for name, file in watch.files.items())
+            offsets = {} if watch.knows else {n: file.offset for n, file in watch.files.items()}
+            question = json.dumps([offsets, wait, min(ANSWER, ANSWERS // len(self.watches))])
             try:
-                return watch.channel.send(f"{known} \n".encode(), self._choose_timeout())
+                watch.channel.send(f"{question}\n".encode(), self._choose_timeout())
             except OSError as error:
                 self.lose_or_reconnect(watch, error)
+                continue
+            watch.asked += 1
+            watch.wait, watch.knows = wait, True
+            watch.silence, watch.probed = -wait, False
+            return
 
-    def read_answer(self, watch: Watch) -> list[FileNews]:
-        """What a node that was asked has sent; [] of one that is lost. An answer that breaks off
-        is asked for again as a whole. TimeIsUpError."""
-        while watch.channel:
-            found: list[FileNews] = []
+    def read_answers(self) -> Iterator[tuple[Watch, list[FileNews]]]:
+        """Waits a little for answers of nodes that were asked, and gives those that are whole. One
+        that breaks off is asked for again as a whole. TimeIsUpError."""
+        self.check()
+        began = now()
+        heard = self._receive([watch for watch in self.watches if watch.asked])
+        waited = now() - began
+        for watch in self.watches:
+            if watch not in heard and watch.asked:
+                watch.silence += waited
+                self._bear_silence(watch)
+        for watch in heard:
+            while (news := watch.take_answer()) is not None:
+                yield watch, news
+            if watch.is_bare:
+                self._equip(watch)
+
+    def _receive(self, watches: Sequence[Watch]) -> list[Watch]:
+        """Those of them that something has come from."""
+        poll = select.poll()
+        channels = {w.channel.fileno(): w for w in watches if w.channel}
+        for descriptor in channels:
+            poll.register(descriptor, select.POLLIN)
+        ready = [channels[number] for number, _ in poll.poll(GLANCE * 1000)]
+        heard = []
+        # Where nothing was to be read, it is tried all the same: a lost connection shows itself.
+        for watch in ready or watches:
             try:
-                while (line := self._read_line(watch, watch.channel)) != b"E":
-                    if header := parse_header(line):  # else what a login shell says
-                        name, offset, length, size = header
-                        data = self._read(watch, watch.channel, length)
-                        found.append(FileNews(name, offset, data, size))
-                watch.reconnected = 0
-                return found
-            except OSError as error:
-                self.lose_or_reconnect(watch, error)
-                self.ask(watch)
-        return []
-
-    def _read_line(self, watch: Watch, channel: Channel) -> bytes:
-        """The next line of an answer, without its end. OSError, TimeIsUpError."""
-        while (end := watch.buffer.find(b"\n")) < 0:
-            self._receive(watch, channel)
-        line = bytes(watch.buffer[:end])
-        del watch.buffer[: end + 1]
-        return line
-
-    def _read(self, watch: Watch, channel: Channel, length: int) -> bytes:
-        """So many bytes of an answer. OSError, TimeIsUpError."""
-        while len(watch.buffer) < length:
-            self._receive(watch, channel)
-        data = bytes(watch.buffer[:length])
-        del watch.buffer[:length]
-        return data
-
-    def _receive(self, watch: Watch, channel: Channel) -> None:
-        asked, probed = 0.0, False
-        while True:
-            self.check()
-            try:
-                data = channel.receive(GLANCE)
-                break
+                data = watch.channel.receive(GLANCE if ready else 0.0) if watch.channel else b""
+                if not data:
+                    raise ConnectionError("it closed the connection")
             except TimeoutError:
-                asked = asked or now() - GLANCE
-                silence = now() - asked
-                if silence > ANSWER_TIMEOUT:
-                    raise TimeoutError(f"no answer for {ANSWER_TIMEOUT:g} s") from None
-                if silence > NOTICE and not probed:
-                    probed = True
-                    self._report_silence()
-                if silence > FROZEN and watch.node not in self._silent:
-                    if self.reconnects and not watch.reconnected:
-                        raise ConnectionError(f"no answer for {FROZEN:g} s") from None
-                    why = "new connections work, but its earlier processes are frozen or very slow"
-                    self._silent[watch.node] = why
-                    self._report(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
-        if watch.node in self._silent:
-            del self._silent[watch.node]
-            self._report(f"{watch.node} answers again")
-        if not data:
-            raise ConnectionError("it closed the connection")
-        watch.buffer += data
+                continue
+            except OSError as error:
+                self._ask_again(watch, error)
+                continue
+            watch.buffer += data
+            watch.silence, watch.probed = min(watch.silence, 0.0), False
+            heard.append(watch)
+            if watch.node in self._silent:
+                del self._silent[watch.node]
+                self._report(f"{watch.node} answers again")
+        return heard
+
+    def _equip(self, watch: Watch) -> None:
+        """Brings our agent to a node that an older clusterctl has made ready."""
+        node, wait = self._cluster.node(self._describe_place(watch.node)), watch.wait
+        placed = self._wait(lambda: submit.place_agent(node, self._pool))
+        watch.reconnected += 1
+        if not placed.ok or watch.reconnected > RECONNECTIONS:
+            return self._lose(watch, f"our agent cannot be put there: {placed.why}")
+        if watch.channel:
+            watch.channel.close()
+        try:
+            watch.connect(self._wait(lambda: self._open(watch.node)))
+        except FAILURES as error:
+            return self._lose(watch, describe_failure(error, ANSWER_TIMEOUT) or "no answer")
+        self._ask(watch, wait)
+
+    def _ask_again(self, watch: Watch, error: OSError) -> None:
+        wait = watch.wait
+        self.lose_or_reconnect(watch, error)
+        self._ask(watch, wait)
+
+    def _bear_silence(self, watch: Watch) -> None:
+        """What is done about a node that should have answered by now."""
+        if watch.silence > ANSWER_TIMEOUT:
+            return self._ask_again(watch, TimeoutError(f"no answer for {ANSWER_TIMEOUT:g} s"))
+        if watch.silence > NOTICE and not watch.probed:
+            watch.probed = True
+            self._report_silence()
+        if watch.silence > FROZEN and watch.node not in self._silent:
+            if self.reconnects and not watch.reconnected:
+                return self._ask_again(watch, ConnectionError(f"no answer for {FROZEN:g} s"))
+            why = "new connections work, but its earlier processes are frozen or very slow"
+            self._silent[watch.node] = why
+            self._report(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
 
     def check(self) -> None:
         """Raises the Ctrl-C that came meanwhile, and TimeIsUpError."""
@@ -392,9 +471,17 @@ class Connections:
         where = self._describe_place(name)
         root = self._cluster.node(where).root
         folder = f"{root}/jobs/{self._job.id}" + f"/saved/{name}" * (name in self._saved)
-        answer = min(ANSWER, ANSWERS // len(self.watches))
-        script = assets.render("job/follow.sh.j2", folder=folder, answer=answer)
-        command = f"exec /bin/sh -c {shlex.quote(script)}"
+        agent = shlex.quote(assets.locate_agent(root))
+        words = ["follow", folder]
+        if not load_system(self._cluster.system).places_ranks:
+            words.append(SHARED)
+        elif name == self._launcher:
+            words.append(SUPERVISED)
+        command = (
+            # Behind the question: who asks would find the connection closed, and not read the word.
+            f"[ -e {agent} ] || {{ read -r _; echo {BARE.decode()}; exit; }};"
+            f" exec /bin/sh {agent} {shlex.join(words)}"
+        )
         return self._pool.find_transport(where).open(command, timeout=self._choose_timeout())
 
     def _describe_place(self, name: str) -> str:
@@ -437,7 +524,7 @@ class Connections:
         if watch.channel and isinstance(error, ConnectionError) and self._may_reconnect(watch):
             self._hang_up(watch)
             try:
-                watch.channel = self._wait(lambda: self._open(watch.node))
+                watch.connect(self._wait(lambda: self._open(watch.node)))
             except FAILURES as another:
                 return self._lose(watch, describe_failure(another, ANSWER_TIMEOUT) or "no answer")
             watch.reconnected += 1
@@ -453,8 +540,7 @@ class Connections:
         """Ends its connection, on which nobody would hear anything any more."""
         if watch.channel:
             watch.channel.close()
-        watch.channel = None
-        watch.buffer.clear()
+        watch.connect(None)
         self._pool.find_transport(self._describe_place(watch.node)).close()
 
     def _lose(self, watch: Watch, why: str) -> None:
@@ -463,7 +549,7 @@ class Connections:
             self._hang_up(watch)
         elif watch.channel:
             watch.channel.close()
-        watch.channel = None
+        watch.connect(None)
         launcher = self._find_launcher()
         if self.needs_launcher and launcher and (watch is launcher or self._is_silent(launcher)):
             return self._lose_launcher(launcher, watch, why)
@@ -535,6 +621,14 @@ class Connections:
     def launcher_is_away(self) -> bool:
         return self._launcher in self._away
 
+    def is_abandoned(self) -> bool:
+        """Whether the launcher has said since the last call that nobody looks after the job."""
+        launcher = self._find_launcher()
+        said = launcher is not None and launcher.is_abandoned
+        if launcher:
+            launcher.is_abandoned = False
+        return said
+
     def is_away(self, name: str) -> bool:
         """Whether it was lost, and may come back."""
         return name in self._away
@@ -558,7 +652,7 @@ class Connections:
                     absence.attempt, absence.due = None, now() + PAUSE
         for watch in self.watches:
             if watch.node in back:
-                watch.channel = back[watch.node]
+                watch.connect(back[watch.node])
                 watch.reconnected += 1
                 self.lost.pop(watch.node, None)
         if back:
@@ -583,7 +677,7 @@ def _drop(attempt: Future[Channel]) -> None:
 
 def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
     """The nodes whose output the launcher has, for they were about to end unused (see
-    templates/job/save.sh.j2)."""
+    clusterctl/agent/supervise.py)."""
     if cluster.spec.cloud.idle is None or time.time() - job.created < MIN_IDLE:
         return frozenset()
     launcher = cluster.launcher
@@ -593,35 +687,21 @@ def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
 
 
 # -------------------------------------------------------------------------------------------------
-# When a follower looks again at a job, and when it asks whether anybody still looks after it.
+# When a follower asks whether anybody still looks after its job.
 
 
-FASTEST, STREAMING, SLOWEST = 0.02, 0.2, 0.5
-"""Seconds between polls: quick after output, slower while it goes on, or while nothing comes. A
-poll starts a few programs on each node, and takes their time from the ranks."""
-MUCH = 1 << 16
-"""A poll that brings as many bytes is followed by the next at once."""
 STILL = 300.0
 """Seconds without output of a running job after which that is said."""
 SUSPICION = 5.0
-"""Seconds of silence after which we ask whether the supervisor is still there."""
-
-LONGEST = 60.0
-"""The longest time between such questions of a batch system, whose queue is asked less and less
-often."""
-STEADY = 10.0
-"""The same of a launcher, also with output that never pauses."""
+"""Seconds of silence after which the queue of a batch system is asked."""
+LONGEST, BACKOFF = 60.0, 1.5
+"""The longest time between such questions, and how much longer each is than the one before."""
 
 
 @dataclass(slots=True)
-class Pace:
-    """When to look again, and when to ask whether anybody still looks after the job."""
+class Patience:
+    """When to ask a queue for the job, and when to tell people that it is silent."""
 
-    backoff: float
-    sleep: Callable[[float], None] = time.sleep
-    pause: float = FASTEST
-    streams: bool = False
-    """Whether the last poll had news."""
     patience: float = SUSPICION
     last_output: float = field(default_factory=now)
     asked: float = field(default_factory=now)
@@ -635,27 +715,19 @@ class Pace:
         self.told = self.last_output
         return True
 
-    def should_ask(self, moved: int, at: float) -> bool:
-        """Whether it is time to ask, after a look that saw news or did not."""
+    def note_look(self, moved: int, at: float) -> None:
+        """A look that saw news or did not."""
         if moved:
             self.last_output, self.patience = at, SUSPICION
-        longest = LONGEST if self.backoff > 1 else STEADY
-        if at - max(self.last_output, self.asked) <= self.patience and at - self.asked <= longest:
+
+    def should_ask(self, at: float) -> bool:
+        """Whether it is time to ask."""
+        quiet = at - max(self.last_output, self.asked)
+        if quiet <= self.patience and at - self.asked <= LONGEST:
             return False
         self.asked = at
-        self.patience = min(self.patience * self.backoff, LONGEST)
+        self.patience = min(self.patience * BACKOFF, LONGEST)
         return True
-
-    def rest(self, moved: int) -> None:
-        """Waits for the next look. `moved`: bytes that this one has brought."""
-        if moved >= MUCH:
-            return
-        if moved and not self.streams:
-            self.pause = FASTEST
-        self.sleep(self.pause)
-        growth, slowest = (1.5, STREAMING) if moved else (1.25, SLOWEST)
-        self.pause = min(self.pause * growth, slowest)
-        self.streams = bool(moved)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -755,22 +827,25 @@ class Follower:
             (self._folder / ".complete").touch()
 
     def _wait_for_end(self) -> Iterator[list[Piece]]:
-        """Looks at all nodes again and again until the job has ended."""
-        clock = Pace(self._system.backoff)
+        """Asks all nodes again and again until the job has ended."""
+        clock = Patience()
         while not self.job.state.ended:
             self._nodes.welcome_back()
-            moved = yield from self._ask_all(seal=False)
+            self._nodes.ask_all(WAIT)
+            moved = yield from self._pass_on(seal=False)
             at = now()
+            clock.note_look(moved, at)
             if self._nodes.launcher_is_away:
                 clock.last_output = at  # nobody knows what it has to say
-            elif clock.should_ask(moved, at):
+            elif self._nodes.is_abandoned() or (
+                not self._system.places_ranks and clock.should_ask(at)
+            ):
                 self.job = control.refresh(self.job, self._cluster, self._pool)
-                self._report_wait()
+            self._report_wait()
             if self.job.state is JobState.RUNNING and clock.should_tell(at):
                 self._tell_silence()
             if not moved:
                 yield []
-            clock.rest(moved)
 
     def _tell_silence(self) -> None:
         job, minutes = self.job.id, f"{STILL / 60:g} minutes"
@@ -797,7 +872,7 @@ class Follower:
             if self._nodes.welcome_back():
                 return True
             yield []
-            time.sleep(FASTEST)
+            time.sleep(BLINK)
         return False
 
     def _report_wait(self) -> None:
@@ -818,16 +893,18 @@ class Follower:
                     if replay:
                         yield [Piece(file.rank, watch.node, file.stream, chunk)]
 
-    def _ask_all(self, seal: bool) -> Generator[list[Piece], None, int]:
-        """Asks all nodes once; returns how many bytes of news they had. `seal` makes the files'
-        sizes as they are now the goal."""
-        self._nodes.ask_all()
+    def _ask_all(self, seal: bool) -> Iterator[list[Piece]]:
+        """Asks all nodes once. `seal` makes the files' sizes as they are now the goal."""
+        self._nodes.ask_all(0.0)
+        while self._nodes.awaits_answers:
+            yield from self._pass_on(seal)
+
+    def _pass_on(self, seal: bool) -> Generator[list[Piece], None, int]:
+        """What nodes answer within a moment; returns how many bytes of news that were."""
         moved = 0
-        for watch in self._nodes.watches:
-            news = self._nodes.read_answer(watch)
-            for answer in news:
-                moved += len(answer.data)
-            if (news or seal) and (shown := self._keep_news(watch, news, seal)):
+        for watch, news in self._nodes.read_answers():
+            moved += sum(len(answer.data) for answer in news)
+            if shown := self._keep_news(watch, news, seal and not watch.asked):
                 began = now()
                 yield shown
                 self._nodes.deadline += now() - began  # a reader may take its time

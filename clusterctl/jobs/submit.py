@@ -19,15 +19,12 @@ from shlex import join, quote
 from shutil import which
 from typing import Any
 
+from clusterctl.agent.stacks import SENT, SETTINGS
 from clusterctl.batch.direct import (
     LARGEST_NOTE,
-    LEAST_OUTPUT,
-    MIRROR_RESERVE,
-    OUTPUT,
-    SMALL,
     STACK_LIMIT,
 )
-from clusterctl.batch.system import load_system
+from clusterctl.batch.system import ask_agent, load_system
 from clusterctl.core import assets
 from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind
 from clusterctl.core.model import (
@@ -42,10 +39,12 @@ from clusterctl.core.model import (
 from clusterctl.core.text import format_bytes
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
-from clusterctl.options.values import SNAPSHOTS, quote_words
+from clusterctl.options.values import quote_words
 from clusterctl.project import tree as project_tree
 from clusterctl.state.home import Home, find_home
+from clusterctl.transport import spreading
 from clusterctl.transport.pool import Pool
+from clusterctl.transport.spreading import Content, Receiver
 
 # -------------------------------------------------------------------------------------------------
 # How secrets get to the nodes of a job: in the file `env` of its folder there, which nobody else
@@ -86,10 +85,6 @@ def remove_secrets(folder: str) -> str:
 
 # -------------------------------------------------------------------------------------------------
 # py-spy, which reads the stacks of Python programs, for nodes that may not have it.
-
-
-PY_SPY = "py-spy.gz"
-"""What it is called in a job's folder."""
 
 
 def explain_missing(archs: Collection[str]) -> str:
@@ -134,6 +129,8 @@ GPU_VARIABLES = {
 """What gives a point of a sweep one GPU."""
 COMPILED = (ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND)
 """Programs that may buffer their output by the block."""
+NO_AGENT = 87
+"""What staging exits with where the agent is missing."""
 LARGE = 8_000_000
 """Archives above this are sent as a file of their own, so that they are not held once per node."""
 
@@ -169,15 +166,19 @@ def _make_files_of_node(
     def render(name: str, **more: object) -> tuple[str, int]:
         return assets.render(f"job/{name}.j2", **{**shared, **more}), 0o755
 
-    files = {"processes.sh": render("processes.sh", output=OUTPUT, least=LEAST_OUTPUT)}
+    files = {
+        "agent.sh": render("agent.sh", agent=assets.locate_agent(node.root)),
+        "tag": (f"CLUSTERCTL_JOB={shared['tag']}", 0o644),
+    }
     if spec.hang_timeout:  # notes where ranks stand that have been silent for too long
-        files["stacks.sh"] = render(
-            "stacks.sh",
-            python_folder=node.python.rpartition("/")[0] or "/nowhere",
-            why=explain_missing(_find_archs(job, cluster)) or "py-spy does not run on this node",
-            limit=STACK_LIMIT,
-            largest=LARGEST_NOTE,
-        )
+        why = explain_missing(_find_archs(job, cluster)) or "py-spy does not run on this node"
+        settings = {
+            "python_folder": node.python.rpartition("/")[0],
+            "why": why,
+            "limit": STACK_LIMIT,
+            "largest": LARGEST_NOTE,
+        }
+        files[SETTINGS] = (json.dumps(settings), 0o644)
     if node.name not in plan.programs:
         return files
     variables = _make_variables(job, node, {**plan.env, **plan.node_env.get(node.name, {})})
@@ -186,15 +187,6 @@ def _make_files_of_node(
     if job.ranks > 1 and not spec.is_sweep and program.kind is not ProgramKind.SOURCE:
         text = assets.find_folder("templates").joinpath(ALONE).read_text(encoding="utf-8")
         files["lib/sitecustomize.py"] = (text, 0o644)
-    files["outputs.sh"] = render(
-        "outputs.sh",
-        reserve=MIRROR_RESERVE,
-        small=0 if spec.keep_files else SMALL,
-        resume_args=spec.resume_args,
-        resumed=job.rerun_of or job.id,
-        patterns=", ".join(spec.keep_files or SNAPSHOTS)
-        + ("" if spec.keep_files else "; --keep-files names others"),
-    )
     files["rank.sh"] = render(
         "rank.sh",
         # What it has to call itself; "": nobody knows.
@@ -285,11 +277,15 @@ def put(
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
     tree, library = home.stages / job.stage, project_tree.pack_library()
+    system = load_system(cluster.system)
     placed = list_rank_nodes(job, cluster)
     if job.spec.hang_timeout and not explain_missing(_find_archs(job, cluster)):
-        library += project_tree.pack_file(PY_SPY, compress())
+        library += project_tree.pack_file(SENT, compress())
 
-    large = tree.stat().st_size > LARGE
+    size = tree.stat().st_size
+    holders = [cluster.node(name) for name in placed]
+    spreads = may_spread(holders) and size * len(placed) > LARGE
+    large = size > LARGE
     spec, program = job.spec, job.spec.program
     if spec.venv or spec.modules or spec.container:  # where interpreters come from, too
         program = replace(program, interpreter="")
@@ -298,11 +294,12 @@ def put(
         node, transport = cluster.node(name), pool.find_transport(name)
         folder, texts, before = f"{node.root}/jobs/{job.id}", dict(files[name]), b""
         steps = [
+            _require_agent(node),
             "umask 077",
             f"mkdir -p {quote(folder)}/out {quote(folder)}/work",
             f"cd {quote(folder)} || exit",
         ]
-        if FILE in texts and load_system(cluster.system).places_ranks:
+        if FILE in texts and system.places_ranks:
             before = texts.pop(FILE)[0].encode()
             steps.append(keep_in_memory(before, f"{cluster.id}-{job.id}"))
         # Ownership is ours whoever packed it; the umask must not narrow the modes.
@@ -312,19 +309,19 @@ def put(
         )
         archives: dict[str, Path] = {}
         if name in placed:
-            members += library if large else library + tree.read_bytes()
-            if large:
+            members += library if large or spreads else library + tree.read_bytes()
+            if large and not spreads:
                 archives[f"{folder}.tar"] = tree
                 steps.append(_unpack(f"{folder}.tar", "-xpof"))
             # Before what is carried over, which is this job's too: it may leave it as it is.
-            steps.append("/bin/sh ./outputs.sh staged || exit")
+            steps.append(assets.render("job/staged.sh.j2"))
             if isinstance(carry, Mapping):
                 archives[f"{folder}.carry.tar"] = carry[name]
                 steps.append(_unpack(f"{folder}.carry.tar", "-C work -xof"))
             elif carry is not None:  # nothing made is nothing to copy
-                script = f"{quote(node.root)}/jobs/{carry}/outputs.sh"
-                pack = f"/bin/sh {script} pack | TAR_OPTIONS= tar -xof - -C work || exit"
-                steps.append(f"if [ -e {script} ]; then {pack}; fi")
+                earlier = f"{quote(node.root)}/jobs/{carry}"
+                pack = f"(cd {earlier} && {ask_agent('pack')}) | TAR_OPTIONS= tar -xof - -C work"
+                steps.append(f"if [ -d {earlier} ]; then {pack} || exit; fi")
             steps += project_tree.render_questions(program, folder, node, doubtful)
         if name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
@@ -332,16 +329,19 @@ def put(
             sent = transport.put(source, target, timeout=STAGE_TIMEOUT)
             if not sent.ok:
                 return sent
-        return transport.run(
-            "\n".join(steps),
-            stdin=before + members + project_tree.END_OF_ARCHIVE,
-            timeout=STAGE_TIMEOUT,
-        )
+        content = before + members + project_tree.END_OF_ARCHIVE
+        result = transport.run("\n".join(steps), stdin=content, timeout=STAGE_TIMEOUT)
+        if result.exit_code != NO_AGENT:
+            return result
+        placed_agent = place_agent(node, pool)
+        if not placed_agent.ok:
+            return placed_agent
+        return transport.run("\n".join(steps), stdin=content, timeout=STAGE_TIMEOUT)
 
+    if spreads:
+        _require_staged(_spread_tree(tree, job, holders, pool), job)
     results = pool.call_each(send, list_nodes(job, cluster))
-    for result in results:
-        if not result.ok:
-            raise make_error(f"staging job {job.id}", result)
+    _require_staged(results, job)
     answers = {
         r.node: project_tree.read_answers(r.stdout, doubtful) for r in results if r.node in placed
     }
@@ -351,6 +351,78 @@ def put(
         report(note)
     _compile(job, cluster, pool)
     return answers[placed[0]][1].strip()
+
+
+def _require_agent(node: Node) -> str:
+    """A command that ends a script with NO_AGENT where our agent is not on the node, which an older
+    clusterctl has made ready. What comes on stdin is read all the same."""
+    script = quote(assets.locate_agent(node.root))
+    return f"[ -e {script} ] || {{ cat >/dev/null; exit {NO_AGENT}; }}"
+
+
+def place_agent(node: Node, pool: Pool) -> NodeResult:
+    """Puts it beside the older one, which running jobs keep."""
+    pythons = [node.python] if node.python.startswith("/") else []
+    return pool.find_transport(node.name).run(
+        f"cd {quote(node.root)} && exec /bin/sh -s",
+        stdin=assets.render_agent(pythons).encode(),
+        timeout=STAGE_TIMEOUT,
+    )
+
+
+def _require_agents(nodes: Sequence[Node], pool: Pool) -> Sequence[NodeResult]:
+    """Places it where it is not there yet."""
+    asked = {node.name: f"[ -e {quote(assets.locate_agent(node.root))} ]" for node in nodes}
+    lacking = [result.node for result in pool.run(asked, timeout=STAGE_TIMEOUT) if not result.ok]
+    by_name = {node.name: node for node in nodes}
+    return pool.call_each(lambda name: place_agent(by_name[name], pool), lacking)
+
+
+def may_spread(nodes: Collection[Node]) -> bool:
+    """Whether the machines of these nodes, and not only containers on them, reach each other."""
+    return len(nodes) == 1 or all(node.job_port == node.ssh_port for node in nodes)
+
+
+def _require_staged(results: Sequence[NodeResult], job: Job) -> None:
+    for result in results:
+        if not result.ok:
+            raise make_error(f"staging job {job.id}", result)
+
+
+def _spread_tree(tree: Path, job: Job, nodes: Sequence[Node], pool: Pool) -> Sequence[NodeResult]:
+    """Makes the job's tree on its nodes, sent once: what they have of earlier ones stays there."""
+    entries, offsets = project_tree.read_contents(tree)
+    places = {digest: (tree, offset) for digest, offset in offsets.items()}
+    folder = f"jobs/{job.id}"
+    prepare = f"umask 077; mkdir -p {folder}/out {folder}/work; umask 022"
+    content = Content(entries, places)
+    return spread(pool, nodes, folder, content, prepare=prepare, timeout=STAGE_TIMEOUT)
+
+
+def spread(
+    pool: Pool,
+    nodes: Sequence[Node],
+    folder: str,
+    content: Content,
+    *,
+    prepare: str = ":",
+    link: bool = False,
+    timeout: float,
+    patience: float = spreading.STALLED,
+) -> Sequence[NodeResult]:
+    """Makes the content in that folder below the root of each node, by way of their stores: what
+    none of them has is sent once. `prepare`: sh that runs in the root before. `link`: programs only
+    read it."""
+    unready = [result for result in _require_agents(nodes, pool) if not result.ok]
+    if unready:
+        return unready
+    receivers = []
+    for node in nodes:
+        root, agent = quote(node.root), quote(assets.locate_agent(node.root))
+        command = f"cd {root} && {{ {prepare}; }} && exec /bin/sh {agent} store {root}"
+        connect, target = f"{root}/bin/clusterctl-ssh", f"{node.root}/{folder}"
+        receivers.append(Receiver(node.name, command, connect, target))
+    return spreading.spread(pool, receivers, content, link=link, timeout=timeout, patience=patience)
 
 
 def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
@@ -411,7 +483,7 @@ def _count_staged(folder: str, program: Program) -> str:
     """A command that counts a compiled program, and modules of Fortran, among what was staged: they
     are no outputs."""
     path = os.path.normpath(f"{program.folder}/{program.target}")
-    return f"/bin/sh {quote(folder)}/outputs.sh built {quote(path)}"
+    return f"/bin/sh {quote(folder)}/agent.sh built {quote(path)}"
 
 
 def _unpack(archive: str, how: str) -> str:
@@ -448,7 +520,7 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -
 
 
 FOLDER = ".clusterctl-call"
-"""In the working tree; what is in it is no output of the job (templates/job/outputs.sh.j2)."""
+"""In the working tree; what is in it is no output of the job (clusterctl/agent/outputs.py)."""
 MAX_RESULT = 100_000_000
 """Bytes that each rank may return."""
 READ_TIMEOUT = 600.0

@@ -78,7 +78,7 @@ def _require_torch(node: Node) -> None:
 # -------------------------------------------------------------------------------------------------
 # A sweep: its points run one after the other on as many slots as there are.
 #
-# `templates/job/points.sh.j2` hands them out, on the launcher.
+# `clusterctl/agent/points.py` hands them out, on the launcher.
 
 
 TODO = "todo"

@@ -169,6 +169,7 @@ def render_script(
             "bin/mesh-peer": assets.render("bootstrap/mesh-peer.sh.j2", node=node, mark=MESH_MARK),
             **(files or {}),
         },
+        agent=assets.render_agent(pythons),
         inside=inside,
         steps=[(step.name, step.check, step.apply, step.what) for step in steps],
         step_marker=MARKER,

@@ -265,18 +265,7 @@ def are_given(text: str, arguments: Sequence[str]) -> bool:
     return any(word.partition("=")[0] == option for word in arguments)
 
 
-def list_predicates(patterns: Sequence[str]) -> tuple[str, ...]:
-    """What `find` is to take for snapshots, where these patterns were given to --keep-files."""
-    rows = [name_predicate(glob) for glob in patterns or SNAPSHOTS]
-    return ("(", *[word for row in rows for word in ("-o", *row)][1:], ")")
-
-
 def matches(path: str, patterns: Sequence[str]) -> bool:
     """Whether `find` chooses the file by one of these patterns of --keep-files."""
     name = path.rpartition("/")[2]
     return any(fnmatchcase(path if "/" in glob else name, glob) for glob in patterns)
-
-
-def name_predicate(glob: str) -> tuple[str, str]:
-    """How `find` chooses by a pattern of --keep-files."""
-    return ("-path", f"./{glob}") if "/" in glob else ("-name", glob)

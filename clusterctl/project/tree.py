@@ -20,6 +20,8 @@ from pathlib import Path, PurePath
 from shlex import join, quote
 
 from clusterctl import process
+from clusterctl.agent.store import DIRECTORY, FILE, HARD, TreeEntry
+from clusterctl.agent.store import LINK as SYMBOLIC_LINK
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, Program
 from clusterctl.core.model import Node, shorten
@@ -47,19 +49,25 @@ FRESH_SECONDS = 3600.0
 nothing was added for so long is not being written any more."""
 Made = tuple[str, str, int]
 """A generated file: name, text, mode."""
+PackedTree = tuple[list[TreeEntry], dict[str, int]]
+"""What an archive is made of, and where in it the content of each digest begins."""
 
 
 def pack_texts(files: Iterable[Made]) -> bytes:
     """An archive of generated files."""
-    return b"".join(make_entry(name, text.encode(), mode) for name, text, mode in files)
+    return b"".join(_pack(*make_entry(name, text.encode(), mode)) for name, text, mode in files)
 
 
 def pack_file(name: str, data: bytes) -> bytes:
     """An archive of one file."""
-    return make_entry(name, data, 0o600)
+    return _pack(*make_entry(name, data, 0o600))
 
 
-def make_member(path: Path, name: str) -> bytes:
+Member = tuple[tarfile.TarInfo, bytes]
+"""One of an archive, with its content."""
+
+
+def make_member(path: Path, name: str) -> Member:
     """A file or link with its mode."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
@@ -67,24 +75,24 @@ def make_member(path: Path, name: str) -> bytes:
     return make_entry(name, path.read_bytes(), status.st_mode & PERMISSIONS)
 
 
-def make_entry(name: str, data: bytes, mode: int) -> bytes:
+def make_entry(name: str, data: bytes, mode: int) -> Member:
     info = tarfile.TarInfo(name)
     info.size = len(data)
     info.mode = mode
-    return _pack(info, data)
+    return info, data
 
 
-def make_link(name: str, target: str, kind: bytes = tarfile.LNKTYPE) -> bytes:
+def make_link(name: str, target: str, kind: bytes = tarfile.LNKTYPE) -> Member:
     """A further name of a member that comes before; with SYMTYPE, a symbolic link."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
-    return _pack(info)
+    return info, b""
 
 
-def make_folder(name: str, mode: int) -> bytes:
+def make_folder(name: str, mode: int) -> Member:
     info = tarfile.TarInfo(name)
     info.type, info.mode = tarfile.DIRTYPE, mode
-    return _pack(info)
+    return info, b""
 
 
 def remove_old(store: Store, limit: int = KEPT_BYTES) -> None:
@@ -114,9 +122,12 @@ def remove_old(store: Store, limit: int = KEPT_BYTES) -> None:
                 size -= status.st_size
 
 
-def _pack(info: tarfile.TarInfo, data: bytes = b"") -> bytes:
-    head = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    return head + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+def _pack(info: tarfile.TarInfo, data: bytes) -> bytes:
+    return _make_head(info) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+def _make_head(info: tarfile.TarInfo) -> bytes:
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -320,18 +331,19 @@ def write_archive(tree: Tree, place: Home) -> str:
     """Writes the tree's archive into the state home, unless it is there; returns its name.
 
     Members are `work/…`, and the end-of-archive mark is left out: archives can be joined. Owner
-    and time are left out too, so that equal trees have equal names.
+    and time are left out too, so that equal trees have equal names: made from the heads of the
+    members and the digests of their contents.
     """
     folder = place.make(place.stages)
     scratch = folder / f".{os.getpid()}.new"
-    digest = hashlib.sha256()
+    members = _Members()
     try:
         with scratch.open("wb") as sink:
             scratch.chmod(0o600)
-            for chunk in _make_members(tree):
-                digest.update(chunk)
-                sink.write(chunk)
-        name = digest.hexdigest()[:32]
+            for info, data in _make_members(tree):
+                members.add(info, data)
+                sink.write(_pack(info, data))
+        name = members.name()
         scratch.replace(folder / name)
     except OSError as error:
         scratch.unlink(missing_ok=True)
@@ -341,20 +353,68 @@ def write_archive(tree: Tree, place: Home) -> str:
             f"cannot stage {tree.root}: {error.strerror or error} ({error.filename or scratch})",
             hint="make the file readable",
         ) from error
+    _known[folder / name] = members.entries, members.places
     return name
+
+
+_known: dict[Path, PackedTree] = {}
+"""What was written by this process."""
+
+
+def read_contents(archive: Path) -> PackedTree:
+    """What is in the archive of a tree. Raises OSError."""
+    if archive not in _known:
+        members = _Members()
+        with tarfile.open(archive, "r:", encoding="utf-8", errors="surrogateescape") as file:
+            for info in file:
+                content = file.extractfile(info) if info.isreg() else None
+                members.add(info, content.read() if content else b"")
+        _known[archive] = members.entries, members.places
+    return _known[archive]
+
+
+class _Members:
+    """Those of an archive, one after the other."""
+
+    def __init__(self) -> None:
+        self._heads = hashlib.sha256()
+        self._end = 0
+        self.entries: list[TreeEntry] = []
+        self.places: dict[str, int] = {}
+
+    def add(self, info: tarfile.TarInfo, data: bytes) -> None:
+        head = _make_head(info)
+        digest = hashlib.sha256(data).hexdigest() if info.isreg() else ""
+        self._heads.update(head + digest.encode())
+        kind = _KINDS[info.type]
+        self.entries.append(TreeEntry(kind, info.name, info.mode, len(data), digest, info.linkname))
+        self.places.setdefault(digest, self._end + len(head))
+        self._end += len(head) + len(data) + -len(data) % tarfile.BLOCKSIZE
+
+    def name(self) -> str:
+        return self._heads.hexdigest()[:32]
+
+
+_KINDS = {
+    tarfile.REGTYPE: FILE,
+    tarfile.SYMTYPE: SYMBOLIC_LINK,
+    tarfile.LNKTYPE: HARD,
+    tarfile.DIRTYPE: DIRECTORY,
+}
 
 
 def pack_library() -> bytes:
     """The archive of the package that programs may import on the nodes: `lib/…`."""
     root = assets.find_folder("workloads")
     names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/"))]
-    return b"".join(make_member(root / name, f"lib/{name}") for name in sorted(names))
+    return b"".join(_pack(*make_member(root / name, f"lib/{name}")) for name in sorted(names))
 
 
 def pack_programs(folder: str) -> bytes:
     """The archive of the bundled programs, with the package that they import: `FOLDER/…`."""
     root = assets.find_folder("workloads")
-    return b"".join(make_member(root / name, f"{folder}/{name}") for name in sorted(_walk(root)))
+    names = sorted(_walk(root))
+    return b"".join(_pack(*make_member(root / name, f"{folder}/{name}")) for name in names)
 
 
 def _find_git_top(folder: Path, *, refuse: bool = True) -> Path | None:
@@ -495,7 +555,7 @@ def _refuse_whole_machine(root: Path) -> None:
         )
 
 
-def _make_members(tree: Tree) -> Iterator[bytes]:
+def _make_members(tree: Tree) -> Iterator[Member]:
     yield from _make_folders(tree)
     names: dict[tuple[int, int], str] = {}
     for name in tree.files:
@@ -513,7 +573,7 @@ def _make_members(tree: Tree) -> Iterator[bytes]:
         yield make_entry(STDIN, tree.stdin.data, 0o600)
 
 
-def _make_folders(tree: Tree) -> Iterator[bytes]:
+def _make_folders(tree: Tree) -> Iterator[Member]:
     """Those that are not open in the usual way. Their owner may do all in them: outputs go there,
     and the job's folder is removed one day."""
     above = {str(place) for name in tree.files for place in PurePath(name).parents}

@@ -113,8 +113,13 @@ class LocalChannel:
         self._ours.settimeout(timeout)
         try:
             return self._ours.recv(1 << 16)
+        except BlockingIOError as error:
+            raise TimeoutError from error
         except ConnectionResetError:
             return b""
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
 
     def close(self) -> None:
         self._ours.close()

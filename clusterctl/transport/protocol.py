@@ -49,6 +49,10 @@ class Channel(Protocol):
     def receive(self, timeout: float) -> bytes:
         """Some bytes of its stdout; b"" when it has ended. TimeoutError after `timeout` seconds."""
 
+    def fileno(self) -> int:
+        """A descriptor for `select` and `poll`: it can be read where `receive` has something to
+        give."""
+
     def close(self) -> None:
         """Drops the command: its pipes close. Needed after it has ended, too."""
 

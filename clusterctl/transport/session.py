@@ -380,6 +380,9 @@ class Session(AbstractContextManager["Session"]):
                     self._fail_if_lost(None)
                 return data
 
+    def fileno(self) -> int:
+        return int(self._channel.fileno())
+
     def wait(self) -> int:
         """Waits for the command's end. All of a streamed stdout has to be received before."""
         channel = self._channel
@@ -434,6 +437,9 @@ class Session(AbstractContextManager["Session"]):
         if self._closed:
             return
         self._closed = True
+        for buffer in (self._channel.in_buffer, self._channel.in_stderr_buffer):
+            # paramiko's thread writes to the pipe behind `fileno`, which is closed here, not there.
+            buffer.set_event(threading.Event())
         try:
             # Where the connection is gone, so is the channel.
             with suppress(*LOST), self._limit(CLOSING):

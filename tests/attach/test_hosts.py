@@ -269,13 +269,10 @@ def test_a_key_that_opens_nothing(hosts: Hosts, cli: Cli) -> None:
     assert re.search(r"\.\[10-11\]: sshd refused user root with .*stranger", done.err)
 
 
-def test_without_python_only_python_jobs_stop(hosts: Hosts, cli: Cli) -> None:
-    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{nopython}"))
-    assert "no Python: it cannot run Python programs (sudo apt-get install python3)" in done.err
-    cli.script("plain", '#!/bin/sh\necho "rank $RANK"\n').chmod(0o755)
-    assert cli("run", "plain").of(0) == ["rank 0"]
-    done = cli("run", cli.script("train.py", "print(1)").name, code=6)
-    assert f"no Python on {hosts['nopython'].address}" in done.err
+def test_a_host_without_python_is_refused(hosts: Hosts, cli: Cli) -> None:
+    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{nopython}"), code=5)
+    said = "no Python 3.6 or newer is on this machine (sudo apt-get install python3)"
+    assert f"{hosts['nopython'].address}: {said}" in done.err
 
 
 def test_a_python_of_the_file_is_that_one(hosts: Hosts, cli: Cli) -> None:

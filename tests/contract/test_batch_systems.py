@@ -116,7 +116,7 @@ def test_scripts_please_shellcheck(
     made = replace(made, spec=replace(made.spec, secret_names=("KEY",)))
     if not made.spec.is_sweep:
         files["emitted"] = system.emit(made, where, plan, beside="")
-    assert {"rank.sh", "processes.sh"} <= set(files)
+    assert {"rank.sh", "agent.sh"} <= set(files)
     for path, text in files.items():
         if path.endswith(".sh") or text.startswith("#!"):
             done = subprocess.run(
@@ -191,7 +191,6 @@ def test_an_ended_job_stays_ended(name: str, system: BatchSystem) -> None:
 
 def test_it_declares_all_facts(system: BatchSystem) -> None:
     assert {item for item in BatchSystem.__annotations__ if not hasattr(system, item)} == set()
-    assert system.backoff >= 1
     assert 0 < system.poll < system.limit_end(spec()) < system.start_limit
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 import pytest
 
+from clusterctl.core import assets
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Reporter
 from clusterctl.jobs.follow import FindDead, Follower, Interrupts
@@ -26,6 +30,8 @@ class Site:
     cluster: Cluster
     job: Job
     home: Path
+    supervisor: TextIOWrapper
+    """Alive as long as this file is open."""
 
     def folder(self, node: str) -> Path:
         return Path(self.cluster.node(node).root) / "jobs" / str(self.job.id)
@@ -71,13 +77,30 @@ def text(pieces: list[Piece], rank: int, stream: str = "stdout") -> bytes:
     return b"".join(p.data for p in pieces if (p.rank, p.stream) == (rank, stream))
 
 
+@pytest.fixture(scope="session")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `agent` of a node's root."""
+    root = tmp_path_factory.mktemp("root")
+    subprocess.run(["/bin/sh", "-ec", assets.render_agent()], cwd=root, check=True)
+    return root / "agent"
+
+
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path, agent: Path) -> Iterator[Site]:
     names = ("launcher", "worker-1", "worker-2")
     nodes = [making.node(name, "", root=str(tmp_path / name), slots=1) for name in names]
     cluster = making.cluster(*nodes)
-    made = Site(cluster, making.job(cluster, making.spec(ranks=2)), tmp_path / "home")
+    job = making.job(cluster, making.spec(ranks=2))
     for name in names:
-        (made.folder(name) / "out").mkdir(parents=True)
-    made.state(RUNNING)
-    return made
+        folder = tmp_path / name / "jobs" / str(job.id)
+        (folder / "out").mkdir(parents=True)
+        (tmp_path / name / "agent").symlink_to(agent)
+        run = assets.locate_agent(str(tmp_path / name))
+        (folder / "agent.sh").write_text(
+            f'verb=$1; shift; exec /bin/sh {run} "$verb" {folder} "$@"\n'
+        )
+    with (tmp_path / "launcher" / "jobs" / str(job.id) / "alive").open("w") as supervisor:
+        fcntl.flock(supervisor, fcntl.LOCK_EX)
+        made = Site(cluster, job, tmp_path / "home", supervisor)
+        made.state(RUNNING)
+        yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,14 @@ class Staged:
         with (folder / "alive").open("w") as alive:
             fcntl.flock(alive, fcntl.LOCK_EX)
             yield running
+
+
+def note_copies(
+    mirror: Path, name: str, when: float = 1_800_000_000, left: Sequence[int] = (0, 0)
+) -> None:
+    """What a supervisor notes beside its copies of a node's outputs, in the folder `mirror`."""
+    said = {"time": when, "files": {}, "left": left}
+    (mirror / f".{name}.json").write_text(json.dumps(said))
 
 
 WORKERS = ("worker-1", "worker-2")

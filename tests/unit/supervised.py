@@ -3,12 +3,14 @@ real but the network: the files are those that a job is shipped with."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from clusterctl.jobs.submit import make_node_files
 from clusterctl.launch import launcher as launch_launcher
 from tests.e2e.cli import wait_for
 from tests.unit.making import cluster, node, program, request, spec
+from tests.unit.scripts import place_agent
 
 
 @dataclass
@@ -31,9 +34,17 @@ class Site:
     where: Cluster
     change: Callable[[str], str] = str
     """What the test changes in every file that is shipped."""
+    planned: dict[str, Any] = field(default_factory=dict)
+    """What the test changes in the supervisor's plan: numbers, or what it is told of copies."""
 
     def submit(
-        self, number: int, script: str, launcher: str, before_launch: str = ":", **changes: Any
+        self,
+        number: int,
+        script: str,
+        launcher: str,
+        before_launch: str = ":",
+        port: str = "4711",
+        **changes: Any,
     ) -> Job:
         """A job whose ranks run `script`; `launcher` is sh that starts them: `rank N` starts one
         and waits for it."""
@@ -66,11 +77,29 @@ class Site:
             (folder / ".staged").touch()
             for path, (text, mode) in files.items():
                 (folder / path).parent.mkdir(exist_ok=True)
+                if path == "plan.json":
+                    text = json.dumps(self.change_plan(json.loads(text)))
                 (folder / path).write_text(self.change(text))
                 (folder / path).chmod(mode)
+        (self.folder("launcher", number) / "port").write_text(port)
         start_script = self.folder("launcher", number) / "launch.sh"
         start_script.write_text(f"{before_launch}\n{start_script.read_text()}")
         return Direct().parse_status(job, self.on_launcher(job, Direct().submit_argv(job)))
+
+    def change_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
+        mirror = {**plan["mirror"], **self.planned.get("mirror", {})}
+        return {**plan, **self.planned, "mirror": mirror}
+
+    def alter(self, code: str, *names: str) -> None:
+        """What the agent of these nodes, or of all, runs first: a slow disk, a wrong clock."""
+        for name in names or [one.name for one in self.where.nodes]:
+            place = Path(self.where.node(name).root) / "agent"
+            shared = place.resolve()
+            place.unlink()
+            shutil.copytree(shared, place)
+            [main] = place.glob("*/__main__.py")
+            last = "from agent.verbs import main"
+            main.write_text(main.read_text().replace(last, f"{code}\n{last}"))
 
     def connect(self, script: str = 'eval "$2"') -> None:
         """Each node is a host of its own from now on; what connects to one does that."""
@@ -141,6 +170,7 @@ def site(need: Callable[[str], str], tmp_path: Path) -> Iterator[Site]:
         (root / "bin").mkdir(parents=True)
         (root / "data").mkdir()
         (root / "bin" / "free-port").write_text(assets.render("bootstrap/free-port.sh.j2"))
+        place_agent(root)
         facts = {"hostname": os.uname().nodename, "boot_id": "one"}
         nodes.append(node(name, root=str(root), slots=1, **facts))
     where = cluster(*nodes, id=f"lab-{os.getpid()}-{time.time_ns()}", provider="local")

@@ -22,6 +22,7 @@ from clusterctl.core.model import Accelerator
 from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import AGENT
 from tests.unit.making import cluster, job, node, request, spec
+from tests.unit.scripts import place_agent
 from tests.unit.tables import rows
 from tests.unit.test_batch import batch_job, site
 
@@ -60,9 +61,11 @@ def ended(tmp_path: Path) -> Ended:
         folder.mkdir(parents=True)
         for name, text in load_system("sge").script(made, where, plan).items():
             (folder / name).write_text(text)
-        values = {"id": 7, "node": "login", "tag": f"{tmp_path}/7;", "folder": folder}
-        values |= {"output": 1 << 32, "least": 1 << 24}
-        (folder / "processes.sh").write_text(assets.render("job/processes.sh.j2", **values))
+        (folder / "tag").write_text(f"CLUSTERCTL_JOB={tmp_path}/7;")
+        place_agent(tmp_path)
+        agent = assets.locate_agent(str(tmp_path))
+        values = {"id": 7, "node": "login", "folder": folder, "agent": agent}
+        (folder / "agent.sh").write_text(assets.render("job/agent.sh.j2", **values))
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "free-port").write_text("echo 29000\n")
         (tmp_path / "bin" / "mpirun").write_text(MPIRUN)

@@ -23,7 +23,7 @@ from clusterctl.jobs.submit import make_node_files
 from clusterctl.launch import launcher
 from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, program, spec
-from tests.unit.scripts import HOSTILE, OF_ANOTHER, PLAIN, SEES, seen_by_program, until
+from tests.unit.scripts import HOSTILE, OF_ANOTHER, PLAIN, SEES, place_agent, seen_by_program, until
 from tests.unit.tables import rows
 from tests.unit.uptime import SILENCE, Uptime
 
@@ -84,6 +84,7 @@ def staged(tmp_path: Path, where: Cluster, one: Job, plan: LaunchPlan) -> Path:
     (folder / "out").mkdir(parents=True)
     (folder / "work").mkdir()
     (folder / ".staged").touch()
+    place_agent(tmp_path / "root")
     for name, (text, mode) in make_node_files(one, where, plan, {})["login"].items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)

@@ -17,7 +17,7 @@ from clusterctl.jobs.fetch import ATTEMPTS
 from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
 from tests.unit import making
-from tests.unit.staged import Staged, lab
+from tests.unit.staged import Staged, lab, note_copies
 
 
 class Cutting(LocalTransport):
@@ -113,7 +113,7 @@ def test_fetch_goes_on_within_a_file(site: Site) -> None:
 def test_a_copy_of_the_launcher_goes_on_at_the_next_look(site: Site) -> None:
     kept = site.made.work("launcher").parent / "mirror"
     (kept / "worker-1").mkdir(parents=True)
-    (kept / ".worker-1.time").write_text("1800000000\n")
+    note_copies(kept, "worker-1")
     data = os.urandom(1_000_000)
     (kept / "worker-1" / "weights.pt").write_bytes(data)
     Cutting.cuts = 1

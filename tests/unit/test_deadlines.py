@@ -115,7 +115,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     programs = {
         "bin/date": f"#!/bin/sh\necho >>{tmp_path}/looks\nexec cat {tmp_path}/clock\n",
         "bin/sleep": f"#!/bin/sh\nexec {shutil.which('sleep')} 0.02\n",
-        "root/jobs/1/processes.sh": f'echo "$@" >>{tmp_path}/story\n',
+        "root/jobs/1/agent.sh": f'echo "$@" >>{tmp_path}/story\n',
     }
     for name, text in programs.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

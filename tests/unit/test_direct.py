@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import re
-import shlex
+import json
 import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from clusterctl.batch import direct
 from clusterctl.batch.direct import Direct, render_command_line
+from clusterctl.core import assets
 from clusterctl.core.job import JobState, Program, ProgramKind
 from clusterctl.core.model import Cluster
 from clusterctl.launch import launcher
 from clusterctl.launch.environment import build_environment, list_program
 from clusterctl.options.values import SNAPSHOTS
 from tests.unit.making import cluster, job, request, spec
-from tests.unit.scripts import WEIRD
+from tests.unit.scripts import WEIRD, place_agent
 from tests.unit.tables import rows
 
 
@@ -54,12 +55,11 @@ def scripts(where: Cluster | None = None, **wanted: Any) -> dict[str, str]:
     return Direct().script(job(where, what), where, plan)
 
 
-def test_a_job_has_its_scripts() -> None:
+def test_a_job_has_its_files() -> None:
     found = scripts()
-    assert sorted(found) == ["alloc", "clean.sh", "launch.sh", "supervise.sh"]
+    assert sorted(found) == ["alloc", "launch.sh", "plan.json"]
     assert found["alloc"] == "worker-1 1 4\nworker-2 1 4\n"
-    for name in ("clean.sh", "launch.sh", "supervise.sh"):
-        assert subprocess.run(["/bin/sh", "-n"], input=found[name], text=True).returncode == 0
+    assert subprocess.run(["/bin/sh", "-n"], input=found["launch.sh"], text=True).returncode == 0
 
 
 def test_mpirun_is_started_in_the_container_of_the_launcher() -> None:
@@ -71,70 +71,70 @@ def test_mpirun_is_started_in_the_container_of_the_launcher() -> None:
     assert f"exec /bin/sh {inside.root}/jobs/7/launch.sh" in text
 
 
-def chosen(**wanted: Any) -> list[str]:
-    """What `find` is asked for on each node whose outputs the supervisor copies."""
-    text = scripts(**wanted)["supervise.sh"]
-    [line] = [line for line in text.splitlines() if " mirror $cctl_room " in line]
-    quoted = line.partition("$cctl_room ")[2].partition(" 2>>")[0]
-    # The shell here takes the quotes away, and then the one on the node.
-    [once] = shlex.split(quoted.removeprefix('"'))
-    return shlex.split(once)
+def planned(where: Cluster | None = None, **wanted: Any) -> dict[str, Any]:
+    """What the supervisor is told."""
+    found: dict[str, Any] = json.loads(scripts(where, **wanted)["plan.json"])
+    return found
 
 
 def test_small_outputs_and_snapshots_are_copied_unless_others_are_named() -> None:
-    names = [word for glob in SNAPSHOTS for word in ("-o", "-name", glob)]
-    assert chosen() == ["(", "-size", f"-{direct.SMALL + 1}c", *names, ")"]
-    found = chosen(keep_files=("*.h5", "runs/*"))
-    assert found == ["(", "-name", "*.h5", "-o", "-path", "./runs/*", ")"]
+    mirror = planned()["mirror"]
+    assert (mirror["patterns"], mirror["largest"]) == (list(SNAPSHOTS), direct.SMALL)
+    mirror = planned(keep_files=("*.h5", "runs/*"))["mirror"]
+    assert (mirror["patterns"], mirror["largest"]) == (["*.h5", "runs/*"], 0)
 
 
 def test_outputs_are_copied_from_the_nodes_of_ranks_to_another_machine() -> None:
-    text = scripts()["supervise.sh"]
-    copied = re.findall(r"mirror_node (\S+) ", text)
-    assert copied == ["worker-1", "worker-2"]
-    assert f"cctl_nap={direct.SUPERVISING['interval']}\n" in text
-    assert f"- {direct.MIRROR_RESERVE}) / 2" in text
-    assert "mirror_all" not in scripts(replace(cluster(), one_host=True))["supervise.sh"]
+    plan = planned()
+    assert plan["mirrored"]
+    assert plan["mirror"]["nodes"] == ["worker-1", "worker-2"]
+    assert plan["mirror"]["interval"] == direct.SUPERVISING["interval"]
+    assert not planned(replace(cluster(), one_host=True))["mirrored"]
 
 
 def test_outputs_for_sync_are_copied_on_one_host_too_and_more_often() -> None:
-    text = scripts(replace(cluster(), one_host=True), sync="/there")["supervise.sh"]
-    assert re.findall(r"mirror_node (\S+) ", text) == ["worker-1", "worker-2"]
-    assert f"cctl_nap={direct.SUPERVISING['sync_interval']}\n" in text
+    plan = planned(replace(cluster(), one_host=True), sync="/there")
+    assert (plan["mirrored"], plan["mirror"]["always"]) == (True, True)
+    assert plan["mirror"]["interval"] == direct.SUPERVISING["sync_interval"]
+
+
+def test_what_is_said_without_a_snapshot_may_have_braces() -> None:
+    said = planned(resume_args="--from {snapshot} {x}", keep_files=("a{b}",))["resume"]
+    assert said["nothing"].format(whole="") == (
+        "starting without --from {snapshot} {x}: there is no snapshot among the outputs (a{b})"
+    )
 
 
 def here(folder: Path, argv: tuple[str, ...]) -> str:
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
-def test_status_of_a_job_without_a_supervisor(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a job without a supervisor, on its launcher."""
+    place_agent(tmp_path)
+    agent = assets.locate_agent(str(tmp_path))
+    made = tmp_path / "jobs" / "7"
+    made.mkdir(parents=True)
+    values = {"id": 7, "node": "launcher", "folder": str(made), "agent": agent}
+    (made / "agent.sh").write_text(assets.render("job/agent.sh.j2", **values))
+    return made
+
+
+def test_status_of_a_job_without_a_supervisor(folder: Path) -> None:
     asked = Direct().status_argv(job())
-    assert here(tmp_path, asked).startswith("absent ")
-    (tmp_path / "state").write_text("queued 1\nstop 2 cancelled\nended 3\n")
-    assert Direct().parse_status(job(), here(tmp_path, asked)).state is JobState.CANCELLED
-    assert f"tenths={direct.CLEAN_LIMIT * 10}\n" in asked[-1]
+    assert here(folder, asked).startswith("absent ")
+    (folder / "state").write_text("queued 1\nstop 2 cancelled\nended 3\n")
+    assert Direct().parse_status(job(), here(folder, asked)).state is JobState.CANCELLED
 
 
-def test_cancel_tells_the_supervisor(tmp_path: Path) -> None:
-    with (tmp_path / "alive").open("w") as lock, subprocess.Popen(["sleep", "60"]) as supervisor:
+def test_cancel_tells_the_supervisor(folder: Path) -> None:
+    with (folder / "alive").open("w") as lock, subprocess.Popen(["sleep", "60"]) as supervisor:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (tmp_path / "supervisor.pid").write_text(f"{supervisor.pid}\n")
-        here(tmp_path, Direct().cancel_argv(job()))
+        (folder / "supervisor.pid").write_text(f"{supervisor.pid}\n")
+        here(folder, Direct().cancel_argv(job()))
         assert supervisor.wait(30) == -signal.SIGTERM
-    assert (tmp_path / "stop").read_text() == "cancelled\n"
-
-
-def test_cancel_cleans_up_behind_a_dead_supervisor(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "cleaned")
-    (tmp_path / "clean.sh").write_text("echo yes >cleaned\n")
-    (tmp_path / "state").write_text("running 1 1\n")
-    here(tmp_path, Direct().cancel_argv(job()))
-    assert (tmp_path / "cleaned").read_text() == "yes\n"
-
-
-def test_submit_waits_for_the_first_state(tmp_path: Path) -> None:
-    (tmp_path / "supervise.sh").write_text("sleep 0.05; echo queued 1 >state\n")
-    assert here(tmp_path, Direct().submit_argv(job())) == "queued 1\n"
+    assert (folder / "stop").read_text() == "cancelled\n"
 
 
 @rows("text, remarks", "direct.what_the_launcher_says_beyond_exit_codes")

@@ -112,7 +112,7 @@ def test_down_needs_no_word_when_all_is_fetched(call: Call, here: Staged, unfetc
 def test_an_output_that_cannot_be_looked_at_counts(
     damage: str | None, call: Call, here: Staged, unfetched: Path
 ) -> None:
-    script = unfetched.parents[1] / "outputs.sh"
+    script = unfetched.parents[1] / "agent.sh"
     script.unlink()
     if damage is not None:
         script.write_text(damage)
@@ -135,7 +135,7 @@ def test_down_brings_what_is_not_damaged_before_it_stays(
     here.job(unfetched.parents[1] / "work", 8)
     for number, name in ((7, "worker-2"), (8, "worker-1")):
         (here.work(name, number) / "made").write_text(name)
-    (here.work().parent / "outputs.sh").unlink()
+    (here.work().parent / "agent.sh").unlink()
     fetched = call("fetch", "7", "--to", "by-hand")
     assert fetched.code == 7
     assert fetched.out == "by-hand/worker-2/made\n"
@@ -163,7 +163,7 @@ def test_a_disk_that_hangs_does_not_keep_machines(
     for number in (8, 9):
         here.job(unfetched.parents[1] / "work", number)
     for number in (7, 8, 9):
-        (here.work(number=number).parent / "outputs.sh").write_text("exec sleep 600\n")
+        (here.work(number=number).parent / "agent.sh").write_text("exec sleep 600\n")
     said = call("down")
     assert said.code == 2
     assert "job 7 may have unfetched outputs: looking for" in said.err

@@ -17,15 +17,14 @@ from clusterctl.actions.common import open_store
 from clusterctl.actions.outputs import save_logs
 from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
-from clusterctl.jobs import follow
 from clusterctl.jobs.follow import Follower, Interrupts
 from clusterctl.jobs.records import is_complete, read_stored
 from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
 from tests.unit import making
-from tests.unit.followed import ENDED, Site, site, text
+from tests.unit.followed import ENDED, Site, agent, site, text
 
-__all__ = ["site"]
+__all__ = ["agent", "site"]
 
 
 @pytest.fixture
@@ -47,6 +46,11 @@ def append_for_ever() -> Iterator[Callable[[Path], None]]:
     for process in started:
         process.kill()
         process.wait()
+
+
+def hang(path: Path) -> None:
+    """Whoever reads the file waits for ever."""
+    subprocess.run(["mkfifo", f"{path}.cut"], check=True)
 
 
 def test_to_the_end_of_the_job(site: Site) -> None:
@@ -85,22 +89,6 @@ def test_a_rank_that_writes_all_the_time_is_not_asked_all_the_time(
             if time.monotonic() > until:
                 break
     assert 0 < looks <= 20
-
-
-def test_a_rank_that_has_written_all_the_time_for_an_hour() -> None:
-    """However many looks in a row have brought something, the next one comes soon."""
-    pauses: list[float] = []
-    clock = follow.Pace(1.0, pauses.append)
-    for _ in range(20_000):
-        clock.rest(moved=5)
-    assert pauses[0] == follow.FASTEST
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == follow.STREAMING
-    for _ in range(20):
-        clock.rest(moved=0)
-    assert pauses[-1] == follow.SLOWEST
-    clock.rest(moved=5)
-    assert pauses[-1] == follow.FASTEST
 
 
 def test_a_job_with_more_files_than_may_be_open(site: Site) -> None:
@@ -152,8 +140,7 @@ def test_no_time_is_left(site: Site) -> None:
 @pytest.mark.timeout(30)
 def test_a_node_that_answers_no_more_has_no_longer_than_is_left(site: Site) -> None:
     site.state(ENDED)
-    (site.folder("worker-1") / "out" / "rank-0.out").symlink_to("pipe.out")
-    subprocess.run(["mkfifo", site.folder("worker-1") / "out" / "pipe.out"], check=True)
+    hang(site.write("worker-1", "rank-0.out", b"on a disk that hangs\n"))
     site.write("worker-2", "rank-1.out", b"whole\n")
     follower, _ = site.follow(until_ended=False, limit=1.0)
     assert follower.cut_short
@@ -170,10 +157,10 @@ def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path
     for number in ("8", "9"):
         for node in ("launcher", "worker-1", "worker-2"):
             (site.folder(node).with_name(number) / "out").mkdir(parents=True)
-    hung = site.folder("worker-1").with_name("8") / "out"
-    subprocess.run(["mkfifo", hung / "pipe"], check=True)
-    (hung / "rank-0.out").symlink_to("pipe")
-    (hung.parents[1] / "9" / "out" / "rank-0.out").write_bytes(b"small\n")
+    jobs = site.folder("worker-1").parent
+    (jobs / "8" / "out" / "rank-0.out").write_bytes(b"on a disk that hangs\n")
+    hang(jobs / "8" / "out" / "rank-0.out")
+    (jobs / "9" / "out" / "rank-0.out").write_bytes(b"small\n")
     said: list[str] = []
     with Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool:
         save_logs(store, store.list_jobs(), site.cluster, pool, said.append, limit=8.0)
@@ -185,9 +172,9 @@ def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path
 
 @pytest.mark.timeout(30)
 def test_a_dead_supervisor_is_noticed_while_a_rank_goes_on_writing(
-    site: Site, append_for_ever: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    site: Site, append_for_ever: Callable[[Path], None]
 ) -> None:
-    monkeypatch.setattr(follow, "STEADY", 0.2)
+    site.supervisor.close()
     append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
     follower, _ = site.follow()
     assert follower.job.state is JobState.LOST
@@ -206,6 +193,7 @@ def test_a_full_disk_here_is_no_lost_node(site: Site) -> None:
     assert not is_complete(site.home)
 
 
+@pytest.mark.timeout(30)
 def test_a_file_that_is_cut_off_meanwhile(site: Site) -> None:
     path = site.write("worker-1", "rank-0.out", bytes(9_000_000))
     site.state(ENDED)
@@ -274,3 +262,14 @@ def test_what_a_login_shell_says_is_no_answer(site: Site) -> None:
     follower, pieces = site.follow(pool=_Welcome)
     assert follower.job.state is JobState.SUCCEEDED
     assert text(pieces, 0) == b"one\n"
+
+
+def test_a_node_that_an_older_clusterctl_has_made_ready(site: Site) -> None:
+    root = Path(site.cluster.node("worker-2").root)
+    (root / "agent").unlink()
+    site.write("worker-2", "rank-1.out", b"one\n")
+    site.state(ENDED)
+    follower, pieces = site.follow()
+    assert text(pieces, 1) == b"one\n"
+    assert not follower.lost
+    assert (root / "agent").is_dir()

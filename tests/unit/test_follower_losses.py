@@ -20,9 +20,9 @@ from clusterctl.jobs.records import is_complete
 from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
 from tests.unit import making
-from tests.unit.followed import ENDED, Site, site, text
+from tests.unit.followed import ENDED, Site, agent, site, text
 
-__all__ = ["site"]
+__all__ = ["agent", "site"]
 
 
 class Unreachable(LocalTransport):
@@ -116,6 +116,7 @@ def test_a_connection_that_is_cut_off_is_made_again(
     node: str, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CutOff, "left", [None] * 3)
+    monkeypatch.setattr(follow, "GLANCE", 0.05)
     lines = b"".join(b"line %d\n" % number for number in range(100))
     site.write("worker-2", "rank-1.out", lines)
     site.state(ENDED)
@@ -134,6 +135,7 @@ def test_a_node_that_cuts_off_each_connection_is_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CutOff, "left", [None] * 50)
+    monkeypatch.setattr(follow, "GLANCE", 0.05)
     site.write("worker-2", "rank-1.out", b"here\n")
     site.state(ENDED)
     follower, _ = site.follow(without("worker-2", CutOff))
@@ -200,6 +202,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch, *, frozen: bool = False) -> None:
     """A silence is noticed at once."""
     monkeypatch.setattr(follow, "NOTICE", 0.1)
     monkeypatch.setattr(follow, "GLANCE", 0.05)
+    monkeypatch.setattr(follow, "WAIT", 0.05)
     if frozen:
         monkeypatch.setattr(follow, "FROZEN", 0.2)
         monkeypatch.setattr(follow, "ANSWER_TIMEOUT", 0.5)

@@ -103,9 +103,9 @@ class Machine:
         """A job that has run, with a script that saves its files, if it has one."""
         job = self.root / "jobs" / "7"
         job.mkdir()
-        (job / "supervise.sh").touch()
+        (job / "plan.json").touch()
         if save:
-            (job / "save.sh").write_text(save)
+            (job / "agent.sh").write_text(f"shift\n{save}")
         return job
 
     @property
@@ -152,7 +152,7 @@ def test_what_uses_a_node(machine: Machine, process: dict[str, str], used: bool)
 
 def test_our_own_questions_and_container_are_no_use(machine: Machine) -> None:
     machine.turn(100)
-    machine.process(70, "sh", cmd="bash -c : clusterctl-idle; sh outputs.sh mirror; exit")
+    machine.process(70, "sh", cmd="bash -c : clusterctl-idle; sh agent.sh send; exit")
     machine.process(71, "tar", session=70)
     machine.process(80, "containerd-shim", uid=0)
     assert machine.turn(400, containers=1) == 300
@@ -250,12 +250,12 @@ def test_a_worker_that_takes_its_time_to_end_is_left_alone(launcher: Machine) ->
 
 
 def test_a_worker_is_kept_whose_files_cannot_be_copied(launcher: Machine) -> None:
-    """A job of before there was a save.sh keeps all of them; else those that it names."""
+    """Without an answer it keeps all of them; else those that it names."""
     launcher.idle("9000", "9000")
     job = launcher.run_job()
     launcher.find_idle()
     assert (launcher.told, sorted(launcher.report.kept)) == ([], ["worker-1", "worker-2"])
-    (job / "save.sh").write_text("echo worker-2\n")
+    (job / "agent.sh").write_text("echo worker-2\n")
     launcher.turn(800 + LIMIT, WORKERS)
     assert (launcher.told, list(launcher.report.kept)) == (["worker-1"], ["worker-2"])
 
@@ -293,8 +293,9 @@ def site(tmp_path: Path) -> Staged:
 
 
 def save(site: Staged, *names: str) -> list[str]:
-    script = site.work("launcher").parent / "save.sh"
-    done = subprocess.run(["/bin/sh", script, *names], capture_output=True, text=True, timeout=60)
+    script = site.work("launcher").parent / "agent.sh"
+    words = ["/bin/sh", script, "save", *names]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -319,7 +320,7 @@ def fetch(site: Staged, target: Path) -> Fetched:
 def test_a_whole_copy_outlives_one_that_breaks_off(site: Staged, tmp_path: Path) -> None:
     """The node ended meanwhile, as it had been told."""
     assert save(site, "worker-1", "worker-2") == []
-    session(site, 'shift\ncase $* in *tar*) exit 255 ;; esac\nexec /bin/sh -c "$*"')
+    session(site, 'shift\ncase $* in *send_output*) exit 255 ;; esac\nexec /bin/sh -c "$*"')
     assert save(site, "worker-1") == ["worker-1"]
     fetched = fetch(site, tmp_path / "got")
     assert (fetched.missing, fetched.failed) == ({}, ())
@@ -350,7 +351,7 @@ def test_what_changes_afterwards_is_copied_again(site: Staged, tmp_path: Path) -
     assert (tmp_path / "got" / "worker-1" / "small.txt").read_text() == "another line\n"
 
 
-@pytest.mark.parametrize("what", ["outputs.sh", ".staged", "out"])
+@pytest.mark.parametrize("what", ["agent.sh", ".staged", "out"])
 def test_a_node_whose_files_cannot_be_told_is_named(site: Staged, what: str) -> None:
     path = site.work("worker-1").parent / what
     shutil.rmtree(path) if path.is_dir() else path.unlink()

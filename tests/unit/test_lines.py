@@ -15,7 +15,6 @@ import pytest
 from clusterctl.actions.common import open_store
 from clusterctl.actions.run import suggest
 from clusterctl.batch.direct import LEAST_OUTPUT
-from clusterctl.core import assets
 from clusterctl.core.job import JobState, RankFailure
 from clusterctl.jobs import records
 from clusterctl.jobs.records import Choice, Piece, choose_lines, read_stored
@@ -24,8 +23,9 @@ from clusterctl.project import tree as project_tree
 from clusterctl.project.tree import KEPT_JOBS
 from clusterctl.state.store import Store
 from tests.unit.calling import Call
-from tests.unit.followed import ENDED, Site, site, text
+from tests.unit.followed import ENDED, Site, agent, site, text
 from tests.unit.making import job
+from tests.unit.scripts import processes
 
 TEXT = {0: b"epoch 1\nloss 3\nepoch 2\nloss 2\nno end", 1: b"loss 9\n\xff\n\nloss 8\n"}
 
@@ -150,7 +150,7 @@ def test_a_size_that_is_none(call: Call, lab: None) -> None:
 # Output that has become too long: what is kept of it, on a node and here, and that it is said.
 
 
-_ = site  # a fixture
+_ = agent, site  # fixtures
 
 LINES = b"".join(b"%07d\n" % number for number in range(250_000))
 """2 MB."""
@@ -159,13 +159,7 @@ LINES = b"".join(b"%07d\n" % number for number in range(250_000))
 def tend(site: Site, node: str, need: Callable[[str], str]) -> None:
     """What the launcher asks of a node from time to time, with a limit of 200 kB."""
     need("fallocate")
-    script = site.folder(node) / "processes.sh"
-    values = {"id": site.job.id, "node": node, "tag": f"{os.getpid()}/none;"}
-    rendered = assets.render(
-        "job/processes.sh.j2", folder=str(site.folder(node)), output=0, least=200_000, **values
-    )
-    script.write_text(rendered)
-    subprocess.run(["sh", script, "tend"], check=True, timeout=60)
+    processes(site.folder(node), f"{os.getpid()}/none;", "tend", "0", "200000")
 
 
 def on_disk(path: Path) -> int:

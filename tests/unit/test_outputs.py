@@ -16,6 +16,7 @@ from clusterctl.actions import jobs
 from clusterctl.core.job import Job
 from clusterctl.core.model import NodeResult
 from clusterctl.errors import NodeUnreachable, RecordError
+from clusterctl.jobs import control
 from clusterctl.jobs import fetch as jobs_fetch
 from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
@@ -68,7 +69,7 @@ def test_links_of_a_point_that_was_cut_off_are_no_outputs(here: Staged, tree: Pa
     assert found(here, job) == [f"worker-1/points/1/{name}" for name in names]
 
 
-@pytest.mark.parametrize("lost", ["outputs.sh", ".staged", "work"])
+@pytest.mark.parametrize("lost", ["agent.sh", ".staged", "work"])
 def test_what_a_damaged_folder_holds_cannot_be_told(here: Staged, tree: Path, lost: str) -> None:
     """Nor that of a job which an older version staged: it is not taken for a job without outputs.
     Before its start, a job has none: its staging may have been interrupted anywhere."""
@@ -80,6 +81,20 @@ def test_what_a_damaged_folder_holds_cannot_be_told(here: Staged, tree: Path, lo
     assert f"clusterctl cp worker-1:{here.work()} FOLDER" in str(told.value.hint)
     (here.work().parent / ".staged").unlink(missing_ok=True)
     assert found(here, replace(job, started=None)) == []
+
+
+def test_a_job_that_clusterctl_0_1_has_started(here: Staged, tree: Path) -> None:
+    """It has scripts of sh, whose answers are the same."""
+    job = here.job(tree)
+    (here.work() / "made").touch()
+    for name in ("launcher", "worker-1", "worker-2"):
+        folder = here.work(name).parent
+        script = (folder / "agent.sh").rename(folder / "processes.sh")
+        (folder / "outputs.sh").write_bytes(script.read_bytes())
+    assert found(here, job) == ["worker-1/made"]
+    with here.pool() as pool:
+        left = control.kill_processes(job, here.where, pool)
+    assert left == {"launcher": 0, "worker-1": 0, "worker-2": 0}
 
 
 def test_a_machine_that_was_made_anew_has_no_outputs(here: Staged, tree: Path) -> None:
@@ -98,23 +113,26 @@ def test_a_disk_that_is_not_mounted_is_not_an_empty_one(here: Staged, tree: Path
 
 
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
-    here: Staged, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, need: Need
+    here: Staged, tree: Path, need: Need
 ) -> None:
-    """Root may read any: so `find` has one here that it says it cannot."""
+    """Root may read any, unless that was taken from it."""
     job = here.job(tree)
     (here.work() / "made").touch()
-    find = tmp_path / "bin" / "find"
-    find.parent.mkdir()
-    find.write_text(
-        f"#!/bin/sh\n{need('find')} \"$@\"\necho 'find: ./own: Permission denied' >&2\nexit 1\n"
-    )
-    find.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{find.parent}:{os.environ['PATH']}")
+    (here.work() / "own").mkdir(mode=0)
+    script = here.work().parent / "agent.sh"
+    script.rename(script.with_name("real.sh"))
+    limited = f"{need('setpriv')} --bounding-set=-dac_override,-dac_read_search"
+    if os.geteuid():
+        limited = ""
+    script.write_text(f'exec {limited} /bin/sh "${{0%/*}}/real.sh" "$@"\n')
     with here.pool() as pool:
         seen = jobs_fetch.find_outputs(job, here.where, pool)
+    (here.work() / "own").chmod(0o700)
     assert [item.place for item in seen.outputs] == ["worker-1/made"]
-    assert [type(error) for error in seen.failed] == [RecordError] * 2
-    assert "on worker-1 cannot be listed: find: ./own: Permission" in seen.failed[0].message
+    [error] = seen.failed
+    assert isinstance(error, RecordError)
+    assert "on worker-1 cannot be listed" in error.message
+    assert "own: Permission denied" in error.message
 
 
 def by_copy2(work: Path, old: Path) -> None:
@@ -317,11 +335,11 @@ def test_a_damaged_node_does_not_keep_what_the_others_made(
     job = here.job(tree)
     for name in ("worker-1", "worker-2"):
         (here.work(name) / "made").write_text(name)
-    script = here.work().parent / "outputs.sh"
+    script = here.work().parent / "agent.sh"
     if damage == "listing":
         (here.work().parent / ".staged").unlink()
     else:
-        script.write_text(script.read_text().replace("link)", "link) exit 3 ;;\nother)"))
+        script.write_text(f'[ "$1" != link ] || exit 3\n{script.read_text()}')
     got = jobs.fetch(here.store, job.id, None, tmp_path / "got", print)
     assert [item.place for item in got.brought.outputs] == ["worker-2/made"]
     assert (tmp_path / "got/worker-2/made").read_text() == "worker-2"

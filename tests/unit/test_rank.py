@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from clusterctl.core import assets
-from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, processes, seen_by_program, until
+from tests.unit.scripts import (
+    HOSTILE,
+    PLAIN,
+    SEES,
+    WEIRD,
+    place_agent,
+    processes,
+    seen_by_program,
+    until,
+)
 
 HOSTNAME = os.uname().nodename
 OMPI = {
@@ -81,9 +90,10 @@ class Rank:
         )
         (folder / "rank.sh").write_text(text)
         where = {"id": 7, "node": "worker-1", "folder": folder, "tag": self.tag}
-        (folder / "processes.sh").write_text(
-            assets.render("job/processes.sh.j2", output=1 << 32, least=1 << 24, **where)
-        )
+        (folder / "tag").write_text(f"CLUSTERCTL_JOB={self.tag}")
+        place_agent(folder)
+        where["agent"] = assets.locate_agent(str(folder))
+        (folder / "agent.sh").write_text(assets.render("job/agent.sh.j2", **where))
 
     @property
     def tag(self) -> str:
@@ -123,11 +133,11 @@ class Rank:
         until(lambda: out.exists() and out.read_text() == text)
         return process
 
-    def tell(self, *words: str, path: str = os.environ["PATH"]) -> None:
+    def tell(self, *words: str) -> None:
         """As those who end a job do, on the node."""
         env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
-        script = ("/bin/sh", self.folder / "processes.sh", *words)
-        subprocess.run(script, env={**env, "PATH": path}, check=True)
+        script = ("/bin/sh", self.folder / "agent.sh", *words)
+        subprocess.run(script, env=env, check=True)
 
     def said(self, number: int, stream: str) -> str:
         return (self.folder / "out" / f"rank-{number}.{stream}").read_text()
@@ -337,21 +347,13 @@ def test_each_program_of_a_rank_gets_sigterm_once(
     assert sorted(rank.said(1, "out").splitlines()) == [*told, "up"]
 
 
-def test_a_shell_gets_sigterm_before_what_it_waits_for(
-    need: Callable[[str], str], tmp_path: Path
-) -> None:
-    """The end of any of these would let it go on, to its own end; here they are told slowly."""
-    slow = tmp_path / "bin" / "awk"
-    slow.parent.mkdir()
-    slow.write_text(
-        f'#!/bin/sh\n{need("awk")} "$@" | while read -r line; do sleep 0.05; echo "$line"; done\n'
-    )
-    slow.chmod(0o755)
+def test_a_shell_gets_sigterm_before_what_it_waits_for(tmp_path: Path) -> None:
+    """The end of any of these would let it go on, to its own end."""
     script = "for _ in {1..15}; do sleep 60 & done; echo up; wait -n"
     trap = "trap 'echo saved; exit 42' TERM"
     rank = Rank(tmp_path / "7", "", {}, program=("/bin/bash", "-c", f"{trap}; {script}"), grace=30)
     process = rank.begin()
-    rank.tell("ask", "9", path=f"{slow.parent}:{os.environ['PATH']}")
+    rank.tell("ask", "9")
     process.communicate(timeout=20)
     assert (rank.said(1, "out"), process.returncode) == ("up\nsaved\n", 42)
 
@@ -360,10 +362,10 @@ def test_the_time_of_a_rank_does_not_end_its_next_attempt(tmp_path: Path) -> Non
     """Whoever waits for that time may outlive the wrapper, which has been killed."""
     rank = Rank(tmp_path / "7", "echo up; sleep 4", {})
     process = rank.begin()
-    script = ("/bin/sh", rank.folder / "processes.sh", "kill", "1", "3")
+    script = ("/bin/sh", rank.folder / "agent.sh", "kill", "1", "3")
     env = {name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"}
     with subprocess.Popen(script, env=env):
-        rank.tell("again", "0")
+        processes(rank.folder, rank.tag, "again", "0")
         process.communicate(timeout=20)
         assert rank.run(OMPI)[0] == 0
 
@@ -493,7 +495,7 @@ def test_a_c_program_shows_its_lines_at_once(need: Callable[[str], str], tmp_pat
     process = rank.start({**OMPI, "CLUSTERCTL_JOB": "templates;"})
     out = rank.folder / "out" / "rank-1.out"
     until(lambda: out.exists() and out.read_text() == "NOW\n")
-    processes(tmp_path, "templates;", "end", "0")
+    processes(rank.folder, "templates;", "end", "0")
     process.communicate(timeout=20)
 
 
@@ -513,7 +515,7 @@ def test_a_rank_notes_that_the_kernel_killed_for_memory(
     rank = Rank(tmp_path / "7", f"{count}; {end}", {}, **values)
     assert rank.run(OMPI)[0] != 0
     (tmp_path / "7" / ".staged").touch()
-    said = processes(tmp_path / "7", "no such job", "look")
+    said = processes(tmp_path / "7", "none;", "look")
     assert ("oom 1 1" in said) == bool(killed)
 
 
@@ -526,11 +528,11 @@ def test_what_came_over_a_node_is_told(tmp_path: Path) -> None:
     notice.write_text("spot\n")
     os.utime(notice, (1e9, 1e9))
     (folder / ".staged").touch()
-    assert not [line for line in processes(folder, "no such job", "look") if "node" in line]
+    assert not [line for line in processes(folder, "none;", "look") if "node" in line]
     notice.write_text("spot\n")
     os.utime(notice, (2e9, 2e9))
     (folder / "out" / "boot").write_text("another\n")
-    said = processes(folder, "no such job", "look")
+    said = processes(folder, "none;", "look")
     assert [line for line in said if "node" in line] == ["node restarted", "node spot"]
 
 
@@ -541,7 +543,7 @@ def test_a_container_that_started_again_restarted(tmp_path: Path) -> None:
     boot, first = (folder / "out" / "boot").read_text().split()
     assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     (folder / "out" / "boot").write_text(f"{boot} {int(first) + 1}\n")
-    assert "node restarted" in processes(folder, "no such job", "look")
+    assert "node restarted" in processes(folder, "none;", "look")
 
 
 def test_a_point_gets_a_gpu_that_no_other_job_has(tmp_path: Path) -> None:
@@ -573,3 +575,14 @@ def test_a_point_gets_a_gpu_that_no_other_job_has(tmp_path: Path) -> None:
     three = begin("3", point=True)
     assert [end("2", two), end("3", three), end("ranks", ranks)] == ["0", "1", "all"]
     assert end("4", begin("4", point=True)) == "1"
+
+
+def test_what_an_earlier_attempt_has_left_of_a_rank_is_not_its_own(tmp_path: Path) -> None:
+    """Whoever starts a further attempt may have removed some of it."""
+    rank = Rank(tmp_path / "7", "exit 0", {})
+    (rank.folder / "out").mkdir()
+    for name in ("term", "term-12", "told", "oom"):
+        (rank.folder / "out" / f"rank-1.{name}").write_text("1\n")
+    assert rank.run(OMPI)[0] == 0
+    left = {path.name for path in (rank.folder / "out").iterdir()}
+    assert left == {"boot", "rank-1.err", "rank-1.exit", "rank-1.out", "rank-1.pid"}

@@ -22,7 +22,7 @@ from clusterctl.project import tree as project_tree
 from tests.unit.calling import Call
 from tests.unit.making import job
 from tests.unit.scripts import until
-from tests.unit.staged import Staged, lab
+from tests.unit.staged import Staged, lab, note_copies
 
 
 def rerun_in_vain(site: Staged, number: int, *, resume: bool) -> tuple[RecordError, list[str]]:
@@ -238,7 +238,7 @@ def copy_to_launcher(site: Staged, *names: str, when: int = 1_800_000_000) -> No
     mirror = site.work("launcher").parent / "mirror"
     for name in names:
         shutil.copytree(site.work(name), mirror / name, ignore=lambda *_: ["train.py"])
-        (mirror / f".{name}.time").write_text(f"{when}\n")
+        note_copies(mirror, name, when)
 
 
 SINCE = "using the launcher's copies of the files of worker-1, as of 2027-01-15 "
@@ -271,8 +271,7 @@ def test_copies_are_used_also_where_the_rest_is_too_large_to_be_copied(
 def test_what_the_launcher_has_no_copies_of_is_said(old: Staged, tree: Path) -> None:
     copy_to_launcher(old, "worker-1", "worker-2")
     mirror = old.work("launcher").parent / "mirror"
-    (mirror / ".worker-1.left").write_text("4 480000000 120000000 out/it's big.h5\n")
-    (mirror / ".worker-2.left").touch()
+    note_copies(mirror, "worker-1", left=(4, 480000000))
     for name in ("worker-1", "worker-2"):
         shutil.rmtree(old.work(name).parent)
     said = move(old, old, tree)
@@ -383,7 +382,7 @@ def test_copies_on_this_machine_follow_those_on_the_launcher(old: Staged) -> Non
     kept = {path.name: path.read_text() for path in (target / "worker-1").iterdir()}
     assert kept == {"snapshot": "epoch 4", "renamed": "a"}
     assert not list(target.glob(".part-*"))
-    assert sorted(path.name for path in there.parent.iterdir()) == [".worker-1.time", "worker-1"]
+    assert sorted(path.name for path in there.parent.iterdir()) == [".worker-1.json", "worker-1"]
     before = (target / "worker-1" / "snapshot").stat().st_ino
     bring(old)
     assert (target / "worker-1" / "snapshot").stat().st_ino == before

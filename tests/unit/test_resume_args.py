@@ -98,7 +98,8 @@ def test_the_third_attempt_begins_with_what_the_second_has_written(site: Site) -
 
 def test_ranks_do_not_start_where_one_cannot_get_the_snapshot(site: Site) -> None:
     """They would begin with different ones."""
-    site.change = lambda text: text.replace("-xomf -", "-xomf nowhere")
+    full = "import sys; sys.argv[1] != 'receive' or sys.exit('no space left on device')"
+    site.alter(full, "worker-2")
     job = site.ended(
         site.submit(1, tries("echo it >a.pt"), BOTH, retries=1, resume_args="--resume {snapshot}")
     )

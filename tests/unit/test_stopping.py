@@ -82,7 +82,7 @@ def test_a_second_ctrl_c_leaves_no_job_running() -> None:
     with pytest.raises(KeyboardInterrupt):
         stop(pool)
     [told] = pool.told
-    assert "echo cancelled >stop" in told
+    assert "agent.sh cancel" in told
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.batch.direct import SUPERVISING, Direct
+from clusterctl.batch.direct import Direct
 from clusterctl.core.job import JobState
 from tests.unit.supervised import BOTH, Site, site
 
@@ -54,7 +54,8 @@ def test_the_first_rank_that_failed_is_named(site: Site) -> None:
 def test_of_nodes_with_different_clocks_the_earliest_failure_counts(site: Site) -> None:
     """The clock of worker-1 is an hour ahead, for its ranks and for who asks it."""
     ahead = "date -d '1 hour' "
-    site.connect(f'[ "$1" != worker-1 ] || date() {{ command {ahead} "$@"; }}\neval "$2"')
+    site.connect()
+    site.alter("import time; now = time.time; time.time = lambda: now() + 3600", "worker-1")
     site.change = lambda text: (
         text.replace("$(date ", f"$({ahead}") if "on worker-1: finds" in text else text
     )
@@ -112,7 +113,7 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
     """Open MPI says the same of it. The nodes that answer know that ranks were started."""
     looks = tmp_path / "looks"
     site.connect(
-        f'case "$1 $2" in worker-2*look*) echo >>{looks}; exec sleep 60 ;; esac\n'
+        f'[ "$1" != worker-2 ] || [ -e {looks} ] || {{ echo >>{looks}; exec sleep 60; }}\n'
         '[ "$1" != worker-2 ] || {\n'
         '    printf "ssh: connect to host worker-2 port 22: No route to host\\r\\n" >&2\n'
         '    exit 255\n}\neval "$2"'
@@ -129,7 +130,11 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
 def test_a_job_that_loses_all_of_its_nodes_was_started(site: Site, tmp_path: Path) -> None:
     """A cluster may have one worker. What its rank said through mpirun outlives it."""
     gone = tmp_path / "gone"
-    site.connect(f'[ ! -e {gone} ] || exit 255\neval "$2"')
+    cut = f"[ ! -e {gone} ] || {{ kill $!; exit 255; }}; sleep 0.02"
+    site.connect(
+        f'[ ! -e {gone} ] || exit 255; exec 3<&0; (eval "$2") <&3 &\n'
+        f"while kill -0 $! 2>/dev/null; do {cut}; done; wait $!"
+    )
     job = site.ended(site.submit(1, "exit 5", f"rank 0; : >{gone}; {GIVES_UP}", retries=1))
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
     assert job.reason == "lost worker-1, worker-2: no answer when the job ended"
@@ -194,36 +199,57 @@ def test_cancel_while_mpirun_starts(site: Site, launcher: str) -> None:
     assert site.living(1) == []
 
 
+ENDS_MEANWHILE = """
+import sys, time
+from agent import supervise
+if sys.argv[1] == "status":
+    look = supervise.is_alive
+    def is_alive(job):
+        found = look(job)
+        open({go!r}, "w").close()
+        while look(job):
+            time.sleep(0.02)
+        return found
+    supervise.is_alive = is_alive
+"""
+HELD = """
+import os, time
+from agent import processes
+look = processes.list_living
+def list_living(tag):
+    open({looking!r}, "w").close()
+    while not os.path.exists({go!r}):
+        time.sleep(0.02)
+    return look(tag)
+processes.list_living = list_living
+"""
+
+
 def test_a_job_that_ends_while_it_is_asked_for_is_not_lost(site: Site, tmp_path: Path) -> None:
     """Between reading its state and looking for its supervisor both may change."""
-    go, tools = tmp_path / "go", tmp_path / "tools"
-    tools.mkdir()
-    (tools / "cat").write_text(
-        f'#!/bin/sh\n/bin/cat "$@"\ntouch "{go}"\n'
-        "until grep -q '^survivors' state; do sleep 0.02; done\nflock alive true\n"
-    )
-    (tools / "cat").chmod(0o755)
+    go = tmp_path / "go"
+    site.alter(ENDS_MEANWHILE.format(go=str(go)), "launcher")
     job = site.submit(1, f"until [ -e '{go}' ]; do sleep 0.02; done", "rank 0; rank 1")
-    seen = site.on_launcher(job, Direct().status_argv(job), path=f"{tools}:")
+    seen = site.on_launcher(job, Direct().status_argv(job))
     assert Direct().parse_status(job, seen).state in (JobState.RUNNING, JobState.SUCCEEDED)
     assert site.ended(job).state is JobState.SUCCEEDED
 
 
 def test_a_signal_while_the_end_is_looked_at_changes_nothing(site: Site, tmp_path: Path) -> None:
     """`wait` returns early then: what the nodes have not yet said must not count as no."""
-    looking, look = tmp_path / "looking", "set -- $(living)"
-    site.change = lambda text: text.replace(look, f"touch {looking}; sleep 1; {look}")
+    looking, go = tmp_path / "looking", tmp_path / "go"
+    site.alter(HELD.format(looking=str(looking), go=str(go)), "launcher")
     job = site.submit(1, ":", BOTH)
     site.until(job, lambda _: looking.exists())
     site.cancel(job)
+    go.touch()
     job = site.ended(job)
     assert (job.state, job.program_exit_code) == (JobState.SUCCEEDED, 0), site.story(job)
 
 
 def test_a_launch_that_starts_no_rank_is_ended(site: Site) -> None:
     """mpirun on the wrong network waits for ever; what it said goes with the error."""
-    limit = f"later {SUPERVISING['start_limit']} "
-    site.change = lambda text: text.replace(limit, "later 0.5 ")
+    site.planned = {"start_limit": 0.5}
     job = site.ended(site.submit(1, ":", "echo no route >&2; sleep 300"))
     assert (job.state, job.program_exit_code) == (JobState.FAILED, None), site.story(job)
     assert job.reason == "no rank was started"
@@ -232,7 +258,7 @@ def test_a_launch_that_starts_no_rank_is_ended(site: Site) -> None:
 
 
 def test_a_slow_job_is_left_alone_by_the_start_limit(site: Site) -> None:
-    site.change = lambda text: text.replace(f"later {SUPERVISING['start_limit']} ", "later 0.3 ")
+    site.planned = {"start_limit": 0.3}
     job = site.ended(site.submit(1, "sleep 1.5", BOTH))
     assert job.state is JobState.SUCCEEDED, site.story(job)
 
@@ -247,9 +273,7 @@ def test_timeout(site: Site) -> None:
 @pytest.mark.parametrize("code", [0, 3])
 def test_an_mpirun_that_misses_the_end_of_its_ranks_is_ended(site: Site, code: int) -> None:
     """PRRTE does now and then: the job would run, and be paid for, for ever."""
-    site.change = lambda text: text.replace("pause 20 &&", "pause 0.2 &&").replace(
-        "pause 5\n", "pause 0.1\n"
-    )
+    site.planned = {"end_poll": 0.2, "confirm": 0.1}
     job = site.ended(site.submit(1, f"exit {code}", "rank 0; rank 1; sleep 300"))
     assert job.program_exit_code == code, site.story(job)
     assert job.state is (JobState.FAILED if code else JobState.SUCCEEDED)
@@ -297,11 +321,13 @@ def test_a_node_whose_sshd_is_just_starting_is_asked_again(
     assert job.reason == "worker-2 restarted while the job ran" * code
 
 
-def test_a_cancel_between_two_attempts_is_a_cancel(site: Site) -> None:
-    site.change = lambda text: text.replace("set -- $(living)", "sleep 1; set -- $(living)")
+def test_a_cancel_between_two_attempts_is_a_cancel(site: Site, tmp_path: Path) -> None:
+    looking, go = tmp_path / "looking", tmp_path / "go"
+    site.alter(HELD.format(looking=str(looking), go=str(go)), "launcher")
     job = site.submit(1, "exit 5", "rank 0; rank 1", retries=3)
-    site.until(job, lambda job: "\nlauncher " in site.story(job))
+    site.until(job, lambda _: looking.exists())
     site.cancel(job)
+    go.touch()
     job = site.ended(job)
     assert (job.state, job.attempt) == (JobState.CANCELLED, 1), site.story(job)
 
@@ -339,12 +365,9 @@ def test_a_second_job_waits_its_turn(site: Site, tmp_path: Path) -> None:
 def test_the_next_job_does_not_wait_for_the_last_look_after_a_success(
     site: Site, tmp_path: Path
 ) -> None:
-    end, look = tmp_path / "end", tmp_path / "look"
-    first = site.submit(1, f"until [ -e '{end}' ]; do sleep 0.05; done", BOTH)
-    script = site.folder("worker-2", 1) / "processes.sh"
-    wait = f"[ \"$1\" != end ] || until [ -e '{look}' ]; do sleep 0.05; done\n"
-    script.write_text(wait + script.read_text())
-    end.touch()
+    look = tmp_path / "look"
+    left = f"(trap '' TERM; until [ -e '{look}' ]; do sleep 0.05; done) & exit"
+    first = site.submit(1, left, BOTH, grace=30.0)
     assert site.ended(first).state is JobState.SUCCEEDED
     try:
         assert site.ended(site.submit(2, "true", BOTH)).state is JobState.SUCCEEDED
@@ -414,13 +437,13 @@ def test_the_next_job_ends_what_a_dead_supervisor_left(site: Site) -> None:
 
 def test_slots_stay_taken_until_nothing_is_left_there(site: Site, tmp_path: Path) -> None:
     """A node that does not answer when its job is cleaned up may still be computing."""
-    site.change = lambda text: text.replace("turns % 10", "turns % 2")
+    site.planned = {"clean_poll": 0.5}
+    away, tries = tmp_path / "away", tmp_path / "tries"
+    lost = f'[ "$1" != worker-2 ] || [ ! -e {away} ] || {{ echo >>{tries}; exit 255; }}'
+    site.connect(f'{lost}\neval "$2"')
     job = site.submit(1, "sleep 300", BOTH)
     site.until_started(job)
-    script = site.folder("worker-2", 1) / "processes.sh"
-    text = script.read_text()
-    tries = tmp_path / "tries"
-    script.write_text(f"echo >>{tries}\nexit 255\n")
+    away.touch()
     kill_supervisor(site, 1)
     job = site.ended(job)
     assert (job.state, job.survivors["worker-2"]) == (JobState.LOST, -1)
@@ -429,18 +452,17 @@ def test_slots_stay_taken_until_nothing_is_left_there(site: Site, tmp_path: Path
     following = site.submit(2, "true", "rank 0; rank 1")
     site.until(following, lambda _: len(tries.read_text()) > before + 1)
     assert site.status(following).state is JobState.QUEUED
-    script.write_text(text)
+    away.unlink()
     assert site.ended(following).state is JobState.SUCCEEDED
     assert site.living(1) == []
 
 
-def shells(folder: Path) -> list[str]:
-    """The processes that run a script in this folder: a supervisor's timers are copies of it."""
+def list_programs(folder: Path) -> list[str]:
+    """The processes that run in this folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (process / "cmdline").read_bytes()
-            if words.startswith(b"/bin/sh") and (process / "cwd").readlink() == folder:
+            if (process / "cwd").readlink() == folder:
                 found.append(process.name)
     return found
 
@@ -451,7 +473,7 @@ def test_the_watchdog_of_a_dead_supervisor_kills_nobody(site: Site) -> None:
     folder = site.folder("launcher", 1)
     kill_supervisor(site, 1)
     assert site.ended(job).state is JobState.LOST
-    site.until(job, lambda _: len(shells(folder)) < 2)  # the limit for the first rank is far off
+    site.until(job, lambda _: not list_programs(folder))
     assert not (folder / "stop").exists()
 
 
@@ -474,16 +496,17 @@ def test_a_job_that_was_staged_and_never_handed_in(site: Site) -> None:
     assert given_up.finished is not None
 
 
-def test_no_attempt_starts_on_a_node_that_does_not_answer(site: Site) -> None:
-    lose = "echo exit 255 >../../../worker-2/jobs/1/processes.sh"
-    job = site.ended(site.submit(1, "exit 5", f"{lose}; rank 0", retries=3))
+def test_no_attempt_starts_on_a_node_that_does_not_answer(site: Site, tmp_path: Path) -> None:
+    lost = tmp_path / "lost"
+    site.connect(f'[ "$1" != worker-2 ] || [ ! -e {lost} ] || exit 255\neval "$2"')
+    job = site.ended(site.submit(1, "exit 5", f": >{lost}; rank 0", retries=3))
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
     assert job.reason.startswith("lost worker-2")
     assert not (site.folder("worker-1", 1) / "env").exists()
 
 
 def test_a_full_disk_is_called_that(site: Site) -> None:
-    site.change = lambda text: text.replace("-lt 64 ]", "-lt 1000000000000 ]")
+    site.alter("import os; os.statvfs = lambda path: os.statvfs_result((1, 1, 9) + (0,) * 7)")
     job = site.ended(site.submit(1, "exit 1", BOTH))
     assert job.state is JobState.FAILED
     assert job.reason == "disk full on launcher, worker-1, worker-2"
@@ -499,7 +522,8 @@ def test_a_job_has_one_supervisor(site: Site) -> None:
 
 
 def test_a_port_for_the_ranks(site: Site) -> None:
-    job = site.submit(1, "echo $MASTER_PORT >port", "export MASTER_PORT; rank 0 && rank 1")
+    start = "export MASTER_PORT; rank 0 && rank 1"
+    job = site.submit(1, "echo $MASTER_PORT >port", start, port="")
     assert site.ended(job).state is JobState.SUCCEEDED, site.story(job)
     port = int((site.folder("worker-1", 1) / "work" / "port").read_text())
     assert 1024 < port < 65536

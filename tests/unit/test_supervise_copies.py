@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shlex
+import json
 import shutil
 import time
 from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 def apart(site: Site) -> Site:
     """Nodes that are machines of their own, and a mesh between them; looks follow quickly."""
     site.connect('exec /bin/sh -c "$2"')
-    site.change = lambda text: text.replace("cctl_nap=30", "cctl_nap=0.2")
+    site.planned = {"mirror": {"interval": 0.2}}
     return site
 
 
@@ -35,6 +34,12 @@ def mirrored(site: Site, number: int = 1) -> dict[str, str]:
         with suppress(FileNotFoundError, IsADirectoryError):  # it may be removed meanwhile
             found[str(path.relative_to(folder))] = path.read_text()
     return found
+
+
+def note(site: Site, name: str) -> dict[str, Any]:
+    """What the launcher has noted of the outputs of a node."""
+    path = site.folder("launcher", 1) / "mirror" / f".{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
@@ -64,23 +69,17 @@ def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
     until(lambda: mirrored(apart).get("worker-2/last") == "last\n")
 
 
-LATER = """#!/bin/sh
-echo >>{calls}
-exec {date} -d "+$(wc -l <{calls}) hours" "$@"
+LATER = """
+import itertools, time
+now, hours = time.time, itertools.count()
+time.time = lambda: now() + 3600 * next(hours)
 """
 """A clock that is set an hour ahead whenever somebody looks."""
 
 
-def test_outputs_are_copied_on_while_the_launchers_clock_is_set(
-    apart: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_are_copied_on_while_the_launchers_clock_is_set(apart: Site) -> None:
     """The pause between two looks is measured, and does not become an hour by that."""
-    place = tmp_path / "clock"
-    place.mkdir()
-    text = LATER.format(calls=shlex.quote(str(place / "calls")), date=shutil.which("date"))
-    (place / "date").write_text(text)
-    (place / "date").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    apart.alter(LATER, "launcher")
     job = apart.submit(1, "until [ -e end ]; do echo it >>saved; sleep 0.1; done", BOTH)
     seen = set()
     until(lambda: seen.add(mirrored(apart).get("worker-1/saved", "")) or len(seen) > 3)
@@ -90,7 +89,7 @@ def test_outputs_are_copied_on_while_the_launchers_clock_is_set(
 
 
 def test_what_is_saved_on_a_spot_notice_is_copied_also_before_the_first_look(apart: Site) -> None:
-    apart.change = lambda text: text
+    apart.planned = {}
     job = apart.submit(1, "until [ -e end ]; do sleep 0.1; done; echo it >saved; exit 1", BOTH)
     until(lambda: (apart.folder("worker-1", 1) / "work").is_dir())
     (apart.folder("worker-1", 1).parent.parent / "ending").write_text("spot\n")
@@ -143,10 +142,9 @@ def test_large_outputs_that_are_not_copied_are_named(apart: Site, chosen: tuple[
         " truncate -s 100000001 'not so big'; done"
     )
     job = apart.submit(1, script, BOTH, keep_files=chosen)
-    left = apart.folder("launcher", 1) / "mirror" / ".worker-1.left"
-    until(lambda: left.exists() and left.read_text().startswith("2 223000001 "))
-    seen = left.stat().st_mtime
-    until(lambda: left.stat().st_mtime > seen)
+    until(lambda: note(apart, "worker-1").get("left") == [2, 223000001])
+    seen = note(apart, "worker-1")["time"]
+    until(lambda: note(apart, "worker-1")["time"] > seen)
     for name in ("worker-1", "worker-2"):
         (apart.folder(name, 1) / "work" / "end").touch()
     assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
@@ -203,7 +201,7 @@ def test_a_program_that_looks_for_its_snapshot_itself_finds_a_whole_one(apart: S
 
 
 def test_with_sync_a_job_that_ends_before_the_first_look_is_copied(apart: Site) -> None:
-    apart.change = lambda text: text
+    apart.planned = {}
     job = apart.submit(1, "echo it >saved", BOTH, sync="/there")
     assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
     until(lambda: mirrored(apart).get("worker-1/saved") == "it\n")
@@ -218,9 +216,8 @@ def test_a_node_that_is_made_anew_leaves_the_copies_as_they_are(apart: Site) -> 
     (apart.folder("worker-2", 1) / "work" / "news").touch()
     until(lambda: "worker-2/news" in mirrored(apart))
     assert mirrored(apart)["worker-1/it"] == "it\n"
-    lost, there = (apart.folder("launcher", 1) / "mirror" / f".worker-{n}.time" for n in (1, 2))
-    until(lambda: int(there.read_text()) >= began)
-    assert int(lost.read_text()) <= began
+    until(lambda: note(apart, "worker-2")["time"] >= began)
+    assert note(apart, "worker-1")["time"] <= began
     apart.cancel(job)
     apart.ended(job)
 

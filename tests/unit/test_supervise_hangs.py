@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.batch.direct import SUPERVISING
 from clusterctl.core.job import JobState
 from tests.unit.supervised import BOTH, Site, site, until
 from tests.unit.uptime import SILENCE, Uptime
@@ -21,10 +20,29 @@ __all__ = ["site"]
 pytestmark = pytest.mark.timeout(60)
 
 
+CLOCK = """
+import sys, time
+from agent import supervise
+monotonic = time.monotonic
+class Clock:
+    def __getattr__(self, name):
+        return getattr(time, name)
+    def monotonic(self):
+        if sys._getframe(1).f_code.co_name in ("_watch_output", "pass_time"):
+            open({looks!r}, "a").write("x")
+            return float(open({file!r}).read().split()[0])
+        return monotonic()
+supervise.time = Clock()
+"""
+
+
 @pytest.fixture
 def uptime(site: Site, tmp_path: Path) -> Uptime:
     made = Uptime(tmp_path, until)
-    site.change = made.change
+    site.alter(
+        CLOCK.format(looks=str(tmp_path / "looks"), file=str(tmp_path / "uptime")), "launcher"
+    )
+    site.planned = {"hang_poll": 0.1, "hang_slack": SILENCE + 0.7}
     return made
 
 
@@ -52,25 +70,32 @@ def test_an_attempt_that_hangs_is_ended_and_the_next_goes_on(site: Site, uptime:
     assert printed(site, 1) == ["started", "1", "2", "3", "resumed"]
 
 
+def change_stacks(site: Site, code: str) -> None:
+    """What a node does before it reads the stacks of its ranks, in `job`."""
+    site.alter(f"""
+import os, time
+from agent import stacks
+look = stacks.list_stacks
+def slow(job, tag):
+    {code}
+    return look(job, tag)
+stacks.list_stacks = slow
+""")
+
+
 def test_a_job_that_ends_while_its_stacks_are_read_did_not_hang(site: Site) -> None:
-    site.change = lambda text: text.replace(
-        '[ "$1" != stacks ] ||', '[ "$1" != stacks ] || sleep 2.5;[ "$1" != stacks ] ||'
-    )
+    change_stacks(site, "time.sleep(2.5)")
     job = site.ended(site.submit(1, "echo started; sleep 2; exit 3", BOTH, hang_timeout=1))
     assert (job.state, job.program_exit_code, job.hangs) == (JobState.FAILED, 3, ())
 
 
 def test_a_job_that_prints_while_its_stacks_are_read_goes_on(site: Site) -> None:
     # The launcher is asked as well, and has no ranks.
-    waits = '[ ! -e "$out/boot" ] || until [ -e "$out/said" ]; do sleep 0.05; done'
-    reads = '[ "$1" != stacks ] || { : >"$out/reading"; ' + waits + "; }"
-    looks = 'if [ "$1" = written ]; then [ ! -e "$out/said" ] || : >"$out/looked"'
-    site.change = lambda text: text.replace(
-        '[ "$1" != stacks ] ||', f'{reads}; [ "$1" != stacks ] ||'
-    ).replace('if [ "$1" = written ]; then', looks)
+    waits = "while os.path.exists(job + '/out/boot') and not os.path.exists(job + '/out/said'):"
+    change_stacks(site, f"open(job + '/out/reading', 'w').close()\n    {waits} time.sleep(0.05)")
     script = (
         "cd ../out; echo started; until [ -e reading ]; do sleep 0.05; done;"
-        " echo on; : >said; until [ -e looked ]; do sleep 0.05; done"
+        " echo on; : >said; sleep 0.9"
     )
     job = site.ended(site.submit(1, script, BOTH, hang_timeout=1))
     assert (job.state, job.hangs) == (JobState.SUCCEEDED, ()), site.story(job)
@@ -142,15 +167,11 @@ def test_the_ranks_of_a_job_that_hangs_are_looked_at_before_they_are_ended(
 
 def test_a_node_whose_disk_hangs_does_not_keep_a_job_that_hangs(site: Site) -> None:
     """Its sshd answers, and what is started there never does."""
-    change = site.change
-    site.change = lambda text: (
-        change(text)
-        .replace(f"cctl_grace + {SUPERVISING['answer_limit']}", "cctl_grace")
-        .replace(f"stacks) echo {SUPERVISING['stacks_limit']}", "stacks) echo 2")
-    )
+    site.planned = {"answer_limit": 0.5, "stacks_limit": 2}
     site.connect('exec /bin/sh -c "$2"')
-    hang = "echo 'sleep 300' >../../../worker-2/jobs/1/processes.sh"
-    job = site.submit(1, "echo started; sleep 60", f"{hang}; {BOTH}", hang_timeout=1, retries=3)
+    stuck = "import os, sys, time; sys.argv[1] != 'attend' or time.sleep(300)"
+    site.alter(stuck, "worker-2")
+    job = site.submit(1, "echo started; sleep 60", BOTH, hang_timeout=1, retries=3)
     job = site.until(job, lambda job: job.state.ended, 50)
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
     assert job.reason == "lost worker-2: connected, but no reply in time", site.story(job)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clusterctl.agent.supervise import Supervisor
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
-from clusterctl.core import assets
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Accelerator, Cluster, Role
 from clusterctl.core.sweep import MOST_POINTS, list_points, parse_concurrency
@@ -246,26 +245,17 @@ def test_a_point_whose_node_was_lost_runs_on_a_slot_that_is_still_busy(tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "slot.sh").write_text(f"cd {tmp_path}/{name}; {script}\n")
     (tmp_path / "todo").write_text("0\n1\n2\n")
-    text = assets.render(
-        "job/points.sh.j2",
-        id=7,
-        root=str(tmp_path),
-        grace=5,
-        answer_limit=5,
-        stacks_limit=5,
-        nodes=[
-            {
-                "name": name,
-                "host": name,
-                "aliases": [],
-                "here": True,
-                "folder": str(tmp_path),
-            }
-            for name in slots
-        ],
-        slots=[{"node": name, "folder": str(tmp_path / name), "slot": 0} for name in slots],
-    )
-    done = subprocess.run(["sh", "-c", text], cwd=tmp_path, timeout=20)
-    assert done.returncode == 0
+    nodes = [
+        {"name": name, "host": name, "folder": str(tmp_path / name), "here": True} for name in slots
+    ]
+    plan = {
+        "id": 7,
+        "tag": "CLUSTERCTL_JOB=lab/7;",
+        "root": str(tmp_path),
+        "grace": 5,
+        "nodes": nodes,
+    }
+    plan["slots"] = [{"node": name, "folder": str(tmp_path / name), "slot": 0} for name in slots]
+    assert Supervisor(str(tmp_path), plan).run_points()
     ran = [line for path in tmp_path.glob("*/ran") for line in path.read_text().split()]
     assert sorted(ran) == ["0", "1", "2"]

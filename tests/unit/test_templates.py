@@ -81,8 +81,7 @@ def files(root: str, **changes: Any) -> dict[str, str]:
 def test_scripts_are_sound(root: str, changes: dict[str, Any]) -> None:
     scripts = files(f"/tmp/{root}", **changes)
     assert {name.partition("/")[2] for name in scripts} == {
-        *("env", "rank.sh", "processes.sh", "outputs.sh", "launch.sh", "supervise.sh", "clean.sh"),
-        "save.sh",
+        *("env", "rank.sh", "agent.sh", "launch.sh"),
     }
     for name, text in scripts.items():
         done = subprocess.run(["/bin/sh", "-n"], input=text, capture_output=True, text=True)
@@ -106,4 +105,4 @@ def test_scripts_please_shellcheck(need: Callable[[str], str], tmp_path: Path) -
 
 def test_an_undefined_name_is_an_error() -> None:
     with pytest.raises(Exception, match="undefined"):
-        assets.render("job/follow.sh.j2", folder="/")
+        assets.render("job/rank.sh.j2", folder="/")

@@ -1,0 +1,218 @@
+"""The same files on many nodes, sent once: real processes, whose nodes are folders here."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterctl.agent.store import FILE, TreeEntry
+from clusterctl.core.model import NodeResult
+from clusterctl.core.progress import COPIED
+from clusterctl.jobs.fetch import persist_each
+from clusterctl.transport.pool import Pool
+from clusterctl.transport.spreading import Content, Receiver, read_folder, spread
+from tests.unit.making import node
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENT = (
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); from clusterctl.agent.relay import serve;"
+    " serve(sys.argv[1])"
+)
+CHANGE = """
+import os
+while data := os.read(0, 65536):
+    os.write(1, data.replace(b"xx", b"yy"))
+"""
+
+
+@dataclass
+class Lab:
+    """`connect`: sh that stands for ssh to the node `$1` with the command `$2`."""
+
+    path: Path
+    names: Sequence[str] = ("worker-1", "worker-2", "worker-3", "worker-4")
+    connect: str = 'exec sh -c "$2"'
+    shared: str = ""
+    sent: int = 0
+    agents: dict[str, str] = field(default_factory=dict)
+
+    def root(self, name: str) -> Path:
+        return self.path / (self.shared or name)
+
+    def command(self, name: str) -> str:
+        return self.agents.get(name) or shlex.join(
+            [sys.executable, "-I", "-S", "-c", AGENT, str(self.root(name))]
+        )
+
+    def receive(self, name: str) -> Receiver:
+        script = self.path / "connect"
+        script.write_text(f"#!/bin/sh\n{self.connect}\n")
+        script.chmod(0o755)
+        self.root(name).mkdir(exist_ok=True)
+        return Receiver(name, self.command(name), str(script), f"{self.path}/{name}/job")
+
+    def spread(self, data: dict[str, bytes], patience: float = 30) -> tuple[NodeResult, ...]:
+        source = self.path / "source"
+        source.mkdir(exist_ok=True)
+        entries, places = [], {}
+        for name, content in data.items():
+            digest = hashlib.sha256(content).hexdigest()
+            (source / name).write_bytes(b"before" + content)
+            entries.append(TreeEntry(FILE, f"work/{name}", 0o644, len(content), digest))
+            places[digest] = (source / name, 6)
+        nodes = [node(name, address="") for name in self.names]
+        before = COPIED.read()
+        with Pool(nodes, identity=None, known_hosts=Path("/nowhere")) as pool:
+            receivers = [self.receive(name) for name in self.names]
+            content = Content(entries, places)
+            results = spread(pool, receivers, content, timeout=60, patience=patience)
+        self.sent = COPIED.read() - before
+        return results
+
+    def has(self, name: str, data: dict[str, bytes]) -> bool:
+        work = self.path / name / "job/work"
+        return {path.name: path.read_bytes() for path in work.iterdir()} == data
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+@pytest.fixture
+def data() -> dict[str, bytes]:
+    return {"large": os.urandom(3_000_000), **{f"f{n}": os.urandom(900) for n in range(50)}}
+
+
+def test_each_byte_is_sent_once_and_a_change_alone_the_next_time(
+    lab: Lab, data: dict[str, bytes]
+) -> None:
+    assert all(result.ok for result in lab.spread(data))
+    assert all(lab.has(name, data) for name in lab.names)
+    assert lab.sent == sum(map(len, data.values()))
+    assert all(result.ok for result in lab.spread(data))
+    assert lab.sent == 0
+    data["f7"] = b"changed"
+    assert all(result.ok for result in lab.spread(data))
+    assert all(lab.has(name, data) for name in lab.names)
+    assert lab.sent == 4 * len(b"changed")
+
+
+def test_a_new_node_gets_it_from_another_one(lab: Lab, data: dict[str, bytes]) -> None:
+    names, lab.names = lab.names, lab.names[1:3]
+    assert all(result.ok for result in lab.spread(data))
+    lab.names = names
+    assert all(result.ok for result in lab.spread(data))
+    assert all(lab.has(name, data) for name in lab.names)
+    assert lab.sent == 0
+
+
+def test_nodes_that_share_a_folder_get_it_once(lab: Lab, data: dict[str, bytes]) -> None:
+    lab.shared, lab.connect = "shared", "exit 1"
+    assert all(result.ok for result in lab.spread(data))
+    assert all(lab.has(name, data) for name in lab.names)
+    assert lab.sent == sum(map(len, data.values()))
+
+
+@pytest.mark.parametrize(
+    ("fault", "patience"),
+    [
+        ("echo no route >&2; exit 255", 30.0),
+        ("exec sleep 100", 2.0),  # takes nothing
+        ('dd bs=65536 count=20 2>&- | sh -c "$2"', 30.0),  # is cut on the way
+        (f'{sys.executable} -c {shlex.quote(CHANGE)} | sh -c "$2"', 30.0),
+    ],
+)
+def test_a_node_that_others_do_not_reach_is_gone_around(
+    lab: Lab, data: dict[str, bytes], fault: str, patience: float
+) -> None:
+    lab.connect = f'case $1 in worker-2) {fault} ;; *) exec sh -c "$2" ;; esac'
+    assert all(result.ok for result in lab.spread(data, patience))
+    assert all(lab.has(name, data) for name in lab.names)
+
+
+def test_one_connection_that_breaks_costs_nothing_twice(lab: Lab, data: dict[str, bytes]) -> None:
+    lab.connect = (
+        f'if mkdir {lab.path}/once 2>&-; then dd bs=65536 count=20 2>&-; else cat; fi | sh -c "$2"'
+    )
+    assert all(result.ok for result in lab.spread(data))
+    assert all(lab.has(name, data) for name in lab.names)
+    assert lab.sent == sum(map(len, data.values()))
+
+
+@pytest.mark.parametrize("name", ["worker-1", "worker-3"])
+def test_a_node_that_fails_is_named_and_the_others_have_it(
+    lab: Lab, data: dict[str, bytes], name: str
+) -> None:
+    lab.root(name).mkdir()
+    (lab.root(name) / "store").touch()
+    results = lab.spread(data)
+    assert [result.node for result in results if not result.ok] == [name]
+    assert "store" in next(result.why for result in results if not result.ok)
+    assert all(lab.has(other, data) for other in lab.names if other != name)
+
+
+def test_what_a_node_without_an_agent_says_is_passed_on(lab: Lab, data: dict[str, bytes]) -> None:
+    lab.agents["worker-2"] = "timeout 0.2 cat >/dev/null; echo no Python is here >&2; exit 69"
+    [failed] = [result for result in lab.spread(data) if not result.ok]
+    assert (failed.node, failed.error) == ("worker-2", "no Python is here")
+
+
+def test_a_file_that_changes_here_is_an_error(lab: Lab, data: dict[str, bytes]) -> None:
+    nodes = [node(name, address="") for name in lab.names]
+    (lab.path / "short").write_bytes(b"x")
+    digest = "0" * 64
+    content = Content([TreeEntry(FILE, "a", 0o644, 9, digest)], {digest: (lab.path / "short", 0)})
+    with Pool(nodes, identity=None, known_hosts=Path("/nowhere")) as pool:
+        results = spread(pool, [lab.receive(name) for name in lab.names], content, timeout=60)
+    assert all("became shorter" in result.error for result in results)
+
+
+def test_what_was_lost_on_the_way_is_tried_again(tmp_path: Path) -> None:
+    """Not what the node has refused."""
+    asked: list[list[str]] = []
+
+    def attempt(names: Sequence[str]) -> list[NodeResult]:
+        asked.append(list(names))
+        lost = NodeResult(node="worker-2", error="reset", cut=len(asked) < 3)
+        results = [
+            NodeResult(node="worker-1", exit_code=0),
+            NodeResult(node="worker-3", exit_code=1),
+        ]
+        return [result for result in (*results, lost) if result.node in names]
+
+    told: list[str] = []
+    nodes = [node(name, address="") for name in ("worker-1", "worker-2", "worker-3")]
+    with Pool(nodes, identity=None, known_hosts=tmp_path / "none") as pool:
+        found = persist_each(pool, attempt, [one.name for one in nodes], told.append)
+    assert asked == [["worker-1", "worker-2", "worker-3"], ["worker-2"], ["worker-2"]]
+    assert {result.node: result.exit_code for result in found}["worker-3"] == 1
+    assert len(told) == 2
+    assert "lost the connection to worker-2: reset" in told[0]
+
+
+def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_bytes(b"x")
+    (tmp_path / "in" / "a").chmod(0o640)
+    (tmp_path / "link").symlink_to("in/a")
+    (tmp_path / "away").symlink_to("/nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    content = read_folder(tmp_path)
+    found = {entry.path: (entry.kind, entry.target) for entry in content.entries}
+    assert found == {
+        "in": ("d", ""),
+        "in/a": ("f", ""),
+        "link": ("l", "in/a"),
+        "away": ("l", "/nowhere"),
+    }
+    [(path, offset)] = content.places.values()
+    assert (path, offset) == (tmp_path / "in" / "a", 0)
+    assert {entry.path: entry.mode for entry in content.entries}["in/a"] == 0o640
