@@ -22,6 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FILES, SIZE = 200, 500_000
@@ -120,7 +121,7 @@ def main() -> int:
         finally:
             for variant in variants:
                 variant.stop()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "variant": variant.name,
             "what": what,

@@ -1,7 +1,6 @@
 """What a supervisor asks a node, answered there for as long as the connection lasts.
 
-A question is one line of JSON, `[verb, argument…]`; the answer is another one behind MARK, since a
-login shell may say something first.
+A question is a verb with its arguments (clusterctl/agent/messages.py).
 """
 
 import contextlib
@@ -12,13 +11,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from . import processes
+from . import messages, processes
+from .messages import Fact
 
 if TYPE_CHECKING:
     import subprocess
-
-MARK = "@@clusterctl "
-Fact = Tuple[str, ...]
 
 
 class NodeAnswer(NamedTuple):
@@ -26,7 +23,7 @@ class NodeAnswer(NamedTuple):
     and `heard` the same by the clock of who has asked. `code`, `why`: what ssh ended with, and said
     at last; None where the node has answered."""
 
-    facts: Tuple[Fact, ...] = ()
+    facts: Sequence[Fact] = ()
     began: float = 0.0
     ended: float = 0.0
     asked: float = 0.0
@@ -91,7 +88,8 @@ class Attendant:
 
         if verb == "choice":
             attempt, wish = args
-            return [tuple(resume.choose(self._job, attempt, resume.SnapshotWish(**wish)))]
+            wish = messages.read(messages.SnapshotWish, wish)
+            return [tuple(resume.choose(self._job, attempt, wish))]
         look = resume.list_cut if verb == "cut" else resume.list_own
         return [(path,) for path in look(self._job, *args)]
 
@@ -167,8 +165,9 @@ def serve(job: str, tag: str) -> None:
     for line in sys.stdin:
         verb, *args = json.loads(line)
         began = time.time()
-        facts = attendant.answer(verb, *args)
-        print(MARK + json.dumps([began, time.time(), facts]), flush=True)
+        answer = messages.Reply(began, 0, attendant.answer(verb, *args))
+        sys.stdout.buffer.write(messages.MARK + messages.pack(*answer._replace(ended=time.time())))
+        sys.stdout.flush()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -207,10 +206,9 @@ class There:
         fresh = self._process is None
         while True:
             try:
-                line = self._exchange(json.dumps([verb, *args]).encode() + b"\n", until)
-                began, ended, facts = json.loads(line)
-                found = tuple(tuple(fact) for fact in facts)
-                return NodeAnswer(found, began, ended, asked, time.time())
+                line = self._exchange(messages.pack(verb, *args), until)
+                said = messages.read(messages.Reply, messages.unpack(line))
+                return NodeAnswer(said.facts, said.began, said.ended, asked, time.time())
             except TimeoutError:
                 self.close()
                 return NodeAnswer(asked=asked, heard=time.time(), code=124, why="no answer")
@@ -244,8 +242,8 @@ class There:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
                 self._rest = rest
-                if line.startswith(MARK.encode()):
-                    return line[len(MARK) :]
+                if line.startswith(messages.MARK):
+                    return line
                 continue
             left = until - time.monotonic()
             ready = select.select(streams, [], [], max(0.0, left))[0]

@@ -9,9 +9,10 @@ import shutil
 import tarfile
 import time
 from io import BytesIO
-from typing import IO, Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import IO, List, Sequence, Tuple
 
-from . import outputs, snapshots
+from . import messages, outputs, snapshots
+from .messages import KnownFiles, MirrorNote, MirrorWish
 
 QUIET = 1.0
 """Seconds that a file has to stay as it is to be copied as it is."""
@@ -22,47 +23,19 @@ EVERYTHING = 1 << 62
 NOTE = ".clusterctl-mirror.json"
 """The last member of an archive: what the node has said of it."""
 
-KnownFiles = Dict[str, Tuple[int, int]]
-"""Path → (bytes, modification time in nanoseconds). The time of the last change is left out: a
-further link to a file changes it."""
 
-
-class Wish(NamedTuple):
-    """What the launcher asks a node for. `known`: what it has; `room`: bytes that may come in all;
-    `largest`: bytes of a file that is chosen by its size alone, 0: none is; `patterns` choose by
-    name; `reserve`: bytes that stay free on the node's disk."""
-
-    known: KnownFiles
-    room: int
-    largest: int
-    patterns: Sequence[str]
-    reserve: int
-
-    def chooses(self, entry: outputs.FileEntry) -> bool:
-        small = bool(self.largest) and entry.size <= self.largest
-        return small or outputs.matches(entry.path, self.patterns)
-
-
-class MirrorNote(NamedTuple):
-    """`files`: what the launcher has with this archive; `paths`: all that there are now; `torn`: a
-    program began to write to them while they were sent; `left`: how many are left out, and their
-    bytes; `roomless`, `large`: of these for want of room, or for their size, the largest first."""
-
-    files: KnownFiles
-    paths: List[str]
-    torn: List[str]
-    left: Tuple[int, int]
-    roomless: List[Tuple[str, int]]
-    large: List[Tuple[str, int]]
+def chooses(wish: MirrorWish, entry: outputs.FileEntry) -> bool:
+    small = bool(wish.largest) and entry.size <= wish.largest
+    return small or outputs.matches(entry.path, wish.patterns)
 
 
 def choose(
-    entries: Sequence[outputs.FileEntry], wish: Wish
+    entries: Sequence[outputs.FileEntry], wish: MirrorWish
 ) -> Tuple[List[outputs.FileEntry], List[Tuple[str, int]], List[Tuple[str, int]]]:
     """Those that are to be sent; those for which there is no room; those that are too large: each
     as (path, bytes), the largest first. The largest go without first."""
-    chosen = [entry for entry in entries if wish.chooses(entry)]
-    large = [(entry.path, entry.size) for entry in entries if not wish.chooses(entry)]
+    chosen = [entry for entry in entries if chooses(wish, entry)]
+    large = [(entry.path, entry.size) for entry in entries if not chooses(wish, entry)]
     news = [entry for entry in chosen if wish.known.get(entry.path) != (entry.size, entry.modified)]
     news.sort(key=lambda entry: entry.size)
     total, sent = 0, []
@@ -75,7 +48,7 @@ def choose(
     return sent, roomless[::-1], sorted(large, key=lambda item: -item[1])
 
 
-def send(job: str, wish: Wish, out: IO[bytes]) -> MirrorNote:
+def send(job: str, wish: MirrorWish, out: IO[bytes]) -> MirrorNote:
     """Writes an archive of the outputs that the launcher lacks, with a note at its end."""
     work, scratch = os.path.join(job, outputs.WORK), os.path.join(job, "mirroring")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -97,14 +70,13 @@ def send(job: str, wish: Wish, out: IO[bytes]) -> MirrorNote:
                 outputs.add(archive, scratch, path)
             after = _look(scratch)
             torn = [path for path in sent if after.get(path) != sent[path]]
-            chosen = [entry for entry in entries if wish.chooses(entry)]
+            chosen = [entry for entry in entries if chooses(wish, entry)]
             now = {entry.path: (entry.size, entry.modified) for entry in chosen}
             files = {path: seen for path, seen in now.items() if wish.known.get(path) == seen}
             files.update((path, seen) for path, seen in sent.items() if path not in torn)
             left = len(large) + len(roomless), sum(size for _, size in [*large, *roomless])
             note = MirrorNote(files, sorted(now), torn, left, roomless, large)
-            text = json.dumps(note._asdict()).encode()
-            _add_note(archive, text)
+            _add_note(archive, messages.pack(*note))
         if wish.largest < EVERYTHING:
             tell_left_out(job, note, wish.largest)
         return note
@@ -162,21 +134,20 @@ def send_output(job: str, out: IO[bytes]) -> None:
         for entry in outputs.walk(folder):
             sizes[os.path.join("out", entry.path)] = entry.size
         listed = {entry.path: (entry.size, entry.modified) for entry in outputs.list_outputs(job)}
-        _add_note(archive, json.dumps([sizes, listed]).encode())
+        _add_note(archive, messages.pack(*messages.OutputNote(sizes, listed)))
 
 
-def receive_output(stream: IO[bytes], target: str) -> Dict[str, List[int]]:
+def receive_output(stream: IO[bytes], target: str) -> KnownFiles:
     """On the launcher: unpacks that into a folder, and returns the outputs. Raises EOFError where
     it broke off, or something has changed meanwhile."""
     outputs.unpack(stream, target)
     place = os.path.join(target, NOTE)
     with contextlib.suppress(FileNotFoundError):
         with open(place) as file:
-            sizes, listed = json.load(file)
+            note = messages.read(messages.OutputNote, json.load(file))
         os.unlink(place)
-        if {entry.path: entry.size for entry in outputs.walk(target)} == sizes:
-            found: Dict[str, List[int]] = listed
-            return found
+        if {entry.path: entry.size for entry in outputs.walk(target)} == note.sizes:
+            return note.outputs
     raise EOFError("the connection was lost")
 
 
@@ -239,7 +210,9 @@ def receive(stream: IO[bytes], kept: str, part: str) -> MirrorNote:
         with outputs.open_archive(stream) as archive:
             for member in archive:
                 if member.name == NOTE:
-                    note = _read_note(archive.extractfile(member))
+                    said = archive.extractfile(member)
+                    assert said
+                    note = messages.read(MirrorNote, json.loads(said.read().decode()))
                 else:
                     outputs.extract(archive, member, part)
     except tarfile.TarError:
@@ -263,15 +236,6 @@ def receive(stream: IO[bytes], kept: str, part: str) -> MirrorNote:
     shutil.rmtree(part, ignore_errors=True)
     _remove_empty(kept)
     return note
-
-
-def _read_note(file: Any) -> MirrorNote:
-    said = json.loads(file.read().decode())
-    files = {path: (size, modified) for path, (size, modified) in said.pop("files").items()}
-    for name in ("roomless", "large"):
-        said[name] = [(path, size) for path, size in said[name]]
-    said["left"] = tuple(said["left"])
-    return MirrorNote(files=files, **said)
 
 
 def _is(path: str, kind: str) -> bool:

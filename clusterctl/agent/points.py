@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import threading
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from . import processes
 
@@ -58,8 +58,8 @@ class Sweep:
         self._queue = PointQueue(job)
         self._failed = False
 
-    def run(self, slots: Sequence[Dict[str, Any]]) -> bool:
-        """Whether all points have ended well."""
+    def run(self, slots: Sequence[Tuple[str, str, int]]) -> bool:
+        """`slots`: node, the job's folder there, number. Whether all points have ended well."""
         threads = [threading.Thread(target=self._work, args=(slot,)) for slot in slots]
         for thread in threads:
             thread.start()
@@ -67,21 +67,21 @@ class Sweep:
             thread.join()
         return not self._failed and self._queue.is_empty()
 
-    def _work(self, slot: Dict[str, Any]) -> None:
+    def _work(self, slot: Tuple[str, str, int]) -> None:
         try:
-            self._run_slot(slot)
+            self._run_slot(*slot)
         except BaseException:
             self._failed = True
             raise
 
-    def _run_slot(self, slot: Dict[str, Any]) -> None:
-        command = f"exec /bin/sh {slot['folder']}/slot.sh {slot['slot']}"
+    def _run_slot(self, node: str, folder: str, number: int) -> None:
+        command = f"exec /bin/sh {folder}/slot.sh {number}"
         with open(os.path.join(self._job, "mpirun.err"), "ab") as log:
             pipe = subprocess.PIPE
-            shell = self._start(slot["node"], command, stdin=pipe, stdout=pipe, stderr=log)
+            shell = self._start(node, command, stdin=pipe, stdout=pipe, stderr=log)
         with shell, contextlib.suppress(BrokenPipeError):
             for point in iter(self._queue.take, None):
-                self._note(("point", None, point, slot["node"]))
+                self._note(("point", None, point, node))
                 code = _ask(shell, point)
                 if code is None:
                     self._queue.give_back(point)

@@ -19,23 +19,13 @@ import threading
 import time
 from typing import IO, Any, Callable, Dict, List, Sequence, Tuple
 
+from .messages import MARK, pack, unpack
 from .store import BadManifest, FileStore, Missing, TreeEntry, list_files, read_manifest
 
-MARK = b"@@clusterctl "
 TOLD = 0.5
 """Seconds between two words about how far a copy is."""
 ATTEMPTS = 2
 """How often a file is sent that has arrived otherwise than it was."""
-
-
-def pack(*words: object) -> bytes:
-    return json.dumps(words, separators=(",", ":")).encode() + b"\n"
-
-
-def unpack(line: bytes) -> List[Any]:
-    """[] for what is none of ours."""
-    _, mark, text = line.partition(MARK)
-    return list(json.loads(text.decode())) if mark else []
 
 
 def unpack_missing(said: Sequence[Tuple[int, int]], entries: Sequence[TreeEntry]) -> List[Missing]:

@@ -5,25 +5,12 @@ others, and what was cut short there takes the launcher's whole copy.
 import contextlib
 import os
 import shutil
-from typing import IO, List, NamedTuple, Sequence
+from typing import IO, List, Sequence
 
 from . import outputs, processes, snapshots
+from .messages import SnapshotWish
 
 FOUND, NONE, REFUSED = "found", "none", "refused"
-
-
-class SnapshotWish(NamedTuple):
-    """What to choose from and for. `patterns`: what snapshots are called; for the rest see
-    `snapshots.Chooser`."""
-
-    patterns: Sequence[str]
-    ranks: int
-    here: int
-    others: Sequence[str]
-    files: bool
-    folders: bool
-    nothing: str
-    refusal: str
 
 
 def list_snapshots(job: str, patterns: Sequence[str]) -> List[snapshots.Snapshot]:
@@ -63,10 +50,10 @@ def choose(job: str, attempt: int, wish: SnapshotWish) -> List[str]:
         wish.ranks,
         wish.here,
         wish.others,
-        wish.files,
-        wish.folders,
+        wish.how.files,
+        wish.how.folders,
     )
-    choice = chooser.choose(wish.nothing, wish.refusal)
+    choice = chooser.choose(wish.how.nothing, wish.how.refusal)
     restored = os.path.join(job, "restored")
     said = processes.read(restored) + "".join(line + "\n" for line in choice.passed).encode(
         errors="surrogateescape"

@@ -21,7 +21,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import attend, processes
+from . import attend, messages, processes
 from .attend import NodeAnswer
 
 PATIENCE = 0.5
@@ -144,14 +144,14 @@ class Ranks:
 
 
 class Supervisor:
-    """Of the job in the folder `job`. `plan`: what the client has written to `plan.json`."""
+    """Of the job in the folder `job`."""
 
-    def __init__(self, job: str, plan: Dict[str, Any]) -> None:
+    def __init__(self, job: str, plan: messages.JobPlan) -> None:
         self._job, self._plan = job, plan
-        self._id = int(plan["id"])
+        self._id = plan.id
         self._inbox, self._state = Inbox(), State(job)
         self._active = os.path.join(job, "..", "active")
-        self._grace = float(plan["grace"])
+        self._grace = plan.grace
         self._stop = ""
         self._attempt = 1
         self._code = 0
@@ -164,7 +164,7 @@ class Supervisor:
         """What comes before commands for nodes: no use of a node has it."""
         self._over = threading.Event()
         """Set when nothing that watches beside is wanted any more."""
-        self._nodes = {node["name"]: node for node in plan["nodes"]}
+        self._nodes = {node.name: node for node in plan.nodes}
         self._links = {name: self._connect(name) for name in self._nodes}
         self._locks = {name: threading.Lock() for name in self._nodes}
 
@@ -172,14 +172,14 @@ class Supervisor:
 
     def _connect(self, name: str) -> Any:
         node = self._nodes[name]
-        if node["here"]:
-            return attend.Here(node["folder"], self._plan["tag"])
+        if node.here:
+            return attend.Here(node.folder, self._plan.tag)
         # A machine that was made anew has neither the agent nor processes of the job.
-        script = shlex.quote(node["folder"] + "/agent.sh")
-        nothing = attend.MARK + json.dumps([0, 0, [["survivors", "0"]]])
+        script = shlex.quote(node.folder + "/agent.sh")
+        nothing = messages.MARK + messages.pack(0, 0, [["survivors", "0"]])
         command = (  # without `!`, for which clusterctl-ssh would start some programs
             f"if [ -e {script} ]; then exec /bin/sh {script} attend; fi;"
-            f" while read -r _; do echo {shlex.quote(nothing)}; done"
+            f" while read -r _; do echo {shlex.quote(nothing.decode().strip())}; done"
         )
         return attend.There(self._wrap(name, command), self._environ, self._locate("mpirun.err"))
 
@@ -190,16 +190,16 @@ class Supervisor:
     def _wrap(self, name: str, command: str) -> List[str]:
         """What runs a command line on a node."""
         node = self._nodes[name]
-        if node["here"]:
+        if node.here:
             return ["/bin/sh", "-c", command]
-        agent = os.path.join(self._plan["root"], "bin", "clusterctl-ssh")
+        agent = os.path.join(self._plan.root, "bin", "clusterctl-ssh")
         if self._marked:  # by the shell, which has to stay
             command = f"{self._marked}{command}; exit"
-        return [agent, node["host"], command]
+        return [agent, node.host, command]
 
     def _start_agent(self, name: str, *words: object, **streams: Any) -> "subprocess.Popen[bytes]":
         """The agent of a node."""
-        script = self._nodes[name]["folder"] + "/agent.sh"
+        script = self._nodes[name].folder + "/agent.sh"
         line = " ".join(shlex.quote(str(word)) for word in ("/bin/sh", script, *words))
         command = self._wrap(name, line if self._marked else f"exec {line}")
         return subprocess.Popen(command, env=self._environ, **streams)
@@ -210,9 +210,7 @@ class Supervisor:
         """All nodes at once. None is waited for longer than its own limit, nor when one has said
         `enough`: it does not answer then."""
         limit = (
-            self._plan["stacks_limit"]
-            if verb == "stacks"
-            else self._grace + self._plan["answer_limit"]
+            self._plan.stacks_limit if verb == "stacks" else self._grace + self._plan.answer_limit
         )
         answers = {name: NodeAnswer(code=124, why="no answer") for name in self._links}
         said: queue.Queue[Tuple[str, NodeAnswer]] = queue.Queue()
@@ -246,7 +244,7 @@ class Supervisor:
             link.close()
 
     def _meet(self, name: str) -> None:
-        self._ask_node(name, self._plan["answer_limit"], "meet")
+        self._ask_node(name, self._plan.answer_limit, "meet")
 
     def _read_sent(self, word: str) -> Dict[str, Tuple[str, ...]]:
         """What ranks have said through mpirun, of the present attempt: it outlives their nodes. By
@@ -297,7 +295,7 @@ class Supervisor:
                 self._state.note(("queued", None))
                 waited = True
             if time.monotonic() >= due:
-                due = time.monotonic() + self._plan["clean_poll"]
+                due = time.monotonic() + self._plan.clean_poll
                 threading.Thread(target=self._clean_up_behind_others, daemon=True).start()
             event = self._inbox.take(TURN)
             if event:
@@ -311,7 +309,7 @@ class Supervisor:
     def _is_admitted(self) -> bool:
         with open(self._locate("../queue.lock"), "w") as queue:
             fcntl.flock(queue, fcntl.LOCK_EX)
-            if not self._plan["now"] and not self._fits():
+            if not self._plan.now and not self._fits():
                 return False
             self._state.note(("running", None, 1))
             return True
@@ -363,7 +361,7 @@ class Supervisor:
 
     def _make_attempts(self) -> bool:
         """Until one goes well, the job is to stop, or no retry is left; whether it went well."""
-        more, again = int(self._plan["retries"]), False
+        more, again = self._plan.retries, False
         while True:
             self._before = self._count_said()
             self._start()
@@ -399,7 +397,7 @@ class Supervisor:
             more, self._attempt = more - 1, self._attempt + 1
 
     def _are_well(self, ranks: Ranks) -> bool:
-        return ranks.are_well(int(self._plan["ranks"]), self._attempt)
+        return ranks.are_well(self._plan.ranks, self._attempt)
 
     def _start(self) -> None:
         if self._attempt > 1:
@@ -423,7 +421,7 @@ class Supervisor:
     def _launch(self) -> None:
         if not self._launched:
             self._launched = True
-            self._later(self._plan["start_limit"], self._check_start)
+            self._later(self._plan.start_limit, self._check_start)
         environ = {
             **os.environ,
             "MASTER_PORT": self._choose_port(),
@@ -457,7 +455,7 @@ class Supervisor:
         """On the first worker, where rank 0 will listen: anew when some time has passed."""
         port = processes.read(self._locate("port")).decode().strip()
         if self._waited or self._attempt > 1 or not port:
-            answer = self._ask_node(self._plan["first"], self._plan["answer_limit"], "port")
+            answer = self._ask_node(self._plan.holders[0].name, self._plan.answer_limit, "port")
             port = answer.facts[0][1] if answer.count("port") else ""
         return port
 
@@ -479,7 +477,7 @@ class Supervisor:
                 self._grace = 0
                 # mpirun may be starting ranks this very moment, which the last look finds: it
                 # goes first, also from a container.
-                self._ask_node(self._plan["launcher"], self._plan["answer_limit"], "end", 0)
+                self._ask_node(self._plan.launcher, self._plan.answer_limit, "end", 0)
                 self._end_launcher()
             elif event.attempt != self._attempt:
                 continue
@@ -562,12 +560,12 @@ class Supervisor:
 
     def _watch_beside(self) -> None:
         plan = self._plan
-        if plan["timeout"]:
-            self._later(plan["timeout"], lambda: self._tell_stop("timeout"))
+        if plan.timeout:
+            self._later(plan.timeout, lambda: self._tell_stop("timeout"))
         self._beside(self._watch_launcher)
-        if plan["hang_timeout"]:
+        if plan.hang_timeout:
             self._beside(self._watch_output)
-        if plan["mirrored"]:
+        if plan.mirrored:
             self._beside(self._keep_mirror)
 
     def _beside(self, work: Callable[[], None]) -> None:
@@ -591,14 +589,14 @@ class Supervisor:
     def _watch_launcher(self) -> None:
         """Ends one that has not noticed that all of its ranks have ended: PRRTE 3.0 misses it in
         one of some hundred short jobs, and waits for ever."""
-        while not self._over.wait(self._plan["end_poll"]):
+        while not self._over.wait(self._plan.end_poll):
             child = self._child
             if child is None or child.poll() is not None:
                 continue
-            ranks = self._ask("tend", self._plan["output"], self._plan["least_output"])
+            ranks = self._ask("tend", self._plan.output, self._plan.least_output)
             self._note_away(ranks)
             ended = [fact for fact in ranks.list_exits() if fact[3] == str(self._attempt)]
-            if len(ended) < int(self._plan["ranks"]) or self._over.wait(self._plan["confirm"]):
+            if len(ended) < self._plan.ranks or self._over.wait(self._plan.confirm):
                 continue
             if child is self._child and child.poll() is None:
                 # Its own code would say that it was killed: what counts is how the ranks ended.
@@ -609,9 +607,7 @@ class Supervisor:
         """Ends an attempt whose ranks have written nothing on any node for so long. A node that
         does not answer has nothing new. A look that takes far longer than it may says that this
         machine was asleep, and ranks may have been, too: that is no silence of theirs."""
-        limit, poll, slack = (
-            self._plan[name] for name in ("hang_timeout", "hang_poll", "hang_slack")
-        )
+        plan = self._plan
         known: Dict[str, Tuple[str, ...]] = {}
         ended: List[str] = []
         looked = since = time.monotonic()
@@ -619,35 +615,35 @@ class Supervisor:
         def pass_time(allowed: float) -> None:
             nonlocal looked, since
             before, looked = looked, time.monotonic()
-            if looked - before > allowed + slack:
+            if looked - before > allowed + plan.hang_slack:
                 since += looked - before
 
         def read_output() -> None:
             nonlocal since
             ranks = self._ask("written")
-            pass_time(self._grace + self._plan["answer_limit"])
+            pass_time(self._grace + plan.answer_limit)
             for name, answer in ranks.answers.items():
                 for fact in answer.facts:
                     if fact[0] == "written" and known.get(name) != fact:
                         known[name], since = fact, looked
 
-        while not self._over.wait(poll):
-            pass_time(poll)
+        while not self._over.wait(plan.hang_poll):
+            pass_time(plan.hang_poll)
             read_output()
             starts = sorted(fact[2] for fact in known.values())
-            if not known or starts == ended or looked - since < limit:
+            if not known or starts == ended or looked - since < plan.hang_timeout:
                 continue  # its ranks have not started yet, or were ended before
             attempt = self._attempt
             stacks = self._ask("stacks")
-            pass_time(self._plan["stacks_limit"])
+            pass_time(plan.stacks_limit)
             read_output()
-            if looked - since < limit:
+            if looked - since < plan.hang_timeout:
                 continue  # a rank has written meanwhile: none hangs
             if attempt == self._attempt and self._child and self._child.poll() is None:
                 notes = [
                     ("stack", None, *fact) for fact in stacks.list_facts("stack") if len(fact) == 2
                 ]
-                self._state.note(("hung", None, f"{limit:g}"), *notes)
+                self._state.note(("hung", None, f"{plan.hang_timeout:g}"), *notes)
                 self._ask("again", self._grace)
             ended = starts
 
@@ -656,22 +652,22 @@ class Supervisor:
     def _needs_preparation(self) -> bool:
         plan = self._plan
         again = self._attempt > 1
-        snapshot = plan["resume"] and (again or plan["resume"]["resumes"])
-        return bool(snapshot or (plan["restores"] and (again or plan["rerun_of"])))
+        snapshot = plan.resume and (again or plan.resume.resumes)
+        return bool(snapshot or (plan.restores and (again or plan.rerun_of)))
 
     def _prepare(self) -> bool:
         """Whether the ranks may start: all of them have to begin with the same."""
-        resume = self._plan["resume"]
-        if self._plan["restores"]:
+        resume = self._plan.resume
+        if self._plan.restores:
             self._restore_copies()
-        if not resume or (self._attempt == 1 and not resume["resumes"]):
+        if not resume or (self._attempt == 1 and not resume.resumes):
             return True
         return self._send_snapshot(resume)
 
     def _restore_copies(self) -> None:
         """Gives nodes back what was cut short there in the last attempt, or in the job that goes
         on, as by a kill while a program overwrote it, where the copy here is whole."""
-        earlier = str(self._plan["rerun_of"] or "none")
+        earlier = str(self._plan.rerun_of or "none")
         copies = self._locate("..", earlier, "mirror")
         if self._attempt > 1:
             copies = self._locate("mirror")
@@ -680,7 +676,7 @@ class Supervisor:
         from . import outputs, resume
 
         def restore(name: str) -> None:
-            for (path,) in self._list_facts(name, "cut", self._plan["kept"]):
+            for (path,) in self._list_facts(name, "cut", self._plan.kept):
                 copy = resume.find_copy(copies, name, path)
                 if copy:
                     process = self._transfer(name, "restore", stdin=subprocess.PIPE)
@@ -689,27 +685,22 @@ class Supervisor:
                         outputs.pack(copy, [path], process.stdin)
                     self._await_transfers([process])
 
-        _do_each(restore, [holder["name"] for holder in self._plan["holders"]])
+        _do_each(restore, self._list_holders())
 
-    def _send_snapshot(self, resume: Dict[str, Any]) -> bool:
+    def _send_snapshot(self, resume: messages.ResumePlan) -> bool:
         """The newest one of rank 0's node, to the others."""
-        first, *others = self._plan["holders"]
-        kept = self._plan["kept"]
+        first, *others = self._plan.holders
+        kept = self._plan.kept
         own: Dict[str, List[str]] = {}
 
-        def list_own(holder: Dict[str, Any]) -> None:
-            facts = self._list_facts(holder["name"], "own", kept, holder["first"], holder["count"])
-            own[holder["name"]] = [path for (path,) in facts]
+        def list_own(holder: messages.Holder) -> None:
+            facts = self._list_facts(holder.name, "own", kept, holder.first, holder.ranks)
+            own[holder.name] = [path for (path,) in facts]
 
         _do_each(list_own, others)
-        wish = {
-            "patterns": kept,
-            "ranks": self._plan["ranks"],
-            "here": first["count"],
-            "others": [path for paths in own.values() for path in paths],
-            **{name: resume[name] for name in ("files", "folders", "nothing", "refusal")},
-        }
-        facts = self._list_facts(first["name"], "choice", self._attempt, wish)
+        others_own = [path for paths in own.values() for path in paths]
+        wish = messages.SnapshotWish(kept, self._plan.ranks, first.ranks, others_own, resume)
+        facts = self._list_facts(first.name, "choice", self._attempt, wish)
         kind, *reason = facts[0] if facts else ("", "its node does not answer")
         if kind == "none":
             return True
@@ -718,14 +709,14 @@ class Supervisor:
             return False
         unsent: List[str] = []
 
-        def send(holder: Dict[str, Any]) -> None:
-            words = self._attempt, "yes" if resume["folders"] else ""
-            sender = self._transfer(first["name"], "hand", *words, stdout=subprocess.PIPE)
-            receiver = self._transfer(holder["name"], "receive", self._attempt, stdin=sender.stdout)
+        def send(holder: messages.Holder) -> None:
+            words = self._attempt, "yes" if resume.folders else ""
+            sender = self._transfer(first.name, "hand", *words, stdout=subprocess.PIPE)
+            receiver = self._transfer(holder.name, "receive", self._attempt, stdin=sender.stdout)
             assert sender.stdout
             sender.stdout.close()
             if not self._await_transfers([receiver, sender]):
-                unsent.append(holder["name"])
+                unsent.append(holder.name)
 
         _do_each(send, others)
         if unsent:  # ranks that begin with different ones would wait for each other, or worse
@@ -734,7 +725,7 @@ class Supervisor:
         return not unsent
 
     def _list_facts(self, name: str, verb: str, *args: object) -> List[Tuple[str, ...]]:
-        answer = self._ask_node(name, self._plan["resume_limit"], verb, *args)
+        answer = self._ask_node(name, self._plan.resume_limit, verb, *args)
         return [fact[1:] for fact in answer.facts if fact[0] == verb]
 
     def _transfer(self, name: str, *words: object, **streams: Any) -> "subprocess.Popen[bytes]":
@@ -748,7 +739,7 @@ class Supervisor:
 
     def _await_transfers(self, started: "List[subprocess.Popen[bytes]]") -> bool:
         """Whether they went well."""
-        until = time.monotonic() + self._plan["resume_limit"]
+        until = time.monotonic() + self._plan.resume_limit
         for process in started:
             try:
                 process.wait(max(0.0, until - time.monotonic()))
@@ -768,27 +759,25 @@ class Supervisor:
 
     def _mirror(self) -> None:
         """Every node at once, each for itself: one that does not answer keeps no other waiting."""
-        plan = self._plan["mirror"]
         folder = self._locate("mirror")
         os.makedirs(folder, exist_ok=True)
         status = os.statvfs(folder)
-        room = (status.f_bavail * status.f_frsize - plan["reserve"]) // max(1, len(plan["nodes"]))
+        names = self._list_holders()
+        room = (status.f_bavail * status.f_frsize - self._plan.mirror.reserve) // len(names)
         if room > 0:
-            _do_each(lambda name: self._mirror_node(name, room), plan["nodes"])
+            _do_each(lambda name: self._mirror_node(name, room), names)
 
     def _mirror_node(self, name: str, room: int, largest: Optional[int] = None) -> None:
         from . import mirror
 
-        plan = self._plan["mirror"]
+        plan = self._plan.mirror
         kept, notes = self._locate("mirror", name), self._locate_note(name)
         with open(self._locate("mirror", "." + name + ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier look may still be at it
             when = time.time()
             before = self._read_note(name)
-            largest = plan["largest"] if largest is None else largest
-            wish = mirror.Wish(
-                before.get("files", {}), room, largest, plan["patterns"], plan["reserve"]
-            )
+            largest = plan.largest if largest is None else largest
+            wish = messages.MirrorWish(before.files, room, largest, self._plan.kept, plan.reserve)
             with open(self._locate("mirror.log"), "ab") as log:
                 process = self._start_agent(
                     name, "send", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
@@ -796,13 +785,13 @@ class Supervisor:
             assert process.stdin
             assert process.stdout
             try:
-                process.stdin.write(json.dumps(wish).encode() + b"\n")
+                process.stdin.write(messages.pack(*wish))
                 process.stdin.close()
                 note = mirror.receive(
                     process.stdout, kept, self._locate("mirror", "." + name + ".part")
                 )
-                said = {"time": when, "files": note.files, "left": note.left}
-                self._write(notes, json.dumps(said))
+                said = messages.CopiesNote(when, note.files, note.left)
+                self._write(notes, json.dumps(messages.spell_out(said)))
             except (EOFError, OSError) as error:  # the next look brings it
                 with open(self._locate("mirror.log"), "a") as log_file:
                     log_file.write(f"{name}: {error}\n")
@@ -813,26 +802,28 @@ class Supervisor:
     def _locate_note(self, name: str) -> str:
         return self._locate("mirror", "." + name + ".json")
 
-    def _read_note(self, name: str) -> Dict[str, Any]:
+    def _read_note(self, name: str) -> messages.CopiesNote:
         """What there is of the outputs of a node."""
-        found: Dict[str, Any] = json.loads(processes.read(self._locate_note(name)).decode() or "{}")
-        return found
+        return read_copies_note(self._job, name) or messages.CopiesNote(0, {})
+
+    def _list_holders(self) -> List[str]:
+        return [holder.name for holder in self._plan.holders]
 
     def _keep_mirror(self) -> None:
         """A look takes at most half of the time."""
-        plan, nap = self._plan["mirror"], self._plan["mirror"]["interval"]
+        plan, nap = self._plan.mirror, self._plan.mirror.interval
         while not self._over.wait(nap):
             began = time.monotonic()
             self._mirror()
-            nap = min(max(time.monotonic() - began, plan["interval"]), plan["longest"])
+            nap = min(max(time.monotonic() - began, plan.interval), plan.longest)
 
     def _mirror_last(self) -> None:
         """What they have saved at the end. A job that ended before the first look has less to lose
         than that, unless a node of it is about to end."""
-        if not self._plan["mirrored"]:
+        if not self._plan.mirrored:
             return
         ending = re.search(r"^node .* (spot|deadline)$", self._read_state(), re.MULTILINE)
-        if self._plan["mirror"]["always"] or ending or os.path.isdir(self._locate("mirror")):
+        if self._plan.mirror.always or ending or os.path.isdir(self._locate("mirror")):
             self._mirror()
 
     # ------------------------------------------------------------------------------ notes
@@ -901,9 +892,9 @@ class Supervisor:
 
     def _name_host(self, host: str) -> str:
         """Mpirun and ssh call a node by the name that it has for itself, or its address."""
-        for node in self._plan["nodes"]:
-            if host in (node["name"], *node["aliases"]):
-                return str(node["name"])
+        for node in self._plan.nodes:
+            if host in (node.name, *node.aliases):
+                return str(node.name)
         return host
 
     # ------------------------------------------------------------------------ points of a sweep
@@ -913,10 +904,16 @@ class Supervisor:
         from . import points
 
         sweep = points.Sweep(self._job, self._start_slot, self._state.note)
-        return sweep.run(self._plan["slots"])
+        return sweep.run(
+            [
+                (holder.name, self._nodes[holder.name].folder, slot)
+                for holder in self._plan.holders
+                for slot in range(holder.ranks)
+            ]
+        )
 
     def _start_slot(self, name: str, command: str, **streams: Any) -> "subprocess.Popen[bytes]":
-        environ = dict(os.environ) if self._nodes[name]["here"] else self._environ
+        environ = dict(os.environ) if self._nodes[name].here else self._environ
         return subprocess.Popen(self._wrap(name, command), env=environ, **streams)
 
     # ------------------------------------------------------------------------ before nodes end
@@ -927,7 +924,7 @@ class Supervisor:
         self._marked = ": clusterctl-idle; "
         os.makedirs(self._locate("mirror"), exist_ok=True)
         os.makedirs(self._locate("saved"), exist_ok=True)
-        mine = [name for name in names if name in self._plan["mirror"]["nodes"]]
+        mine = [name for name in names if name in self._list_holders()]
         return [name for name in mine if not self._save_node(name)]
 
     def _save_node(self, name: str) -> bool:
@@ -935,7 +932,7 @@ class Supervisor:
 
         from . import mirror
 
-        folder = shlex.quote(self._nodes[name]["folder"])
+        folder = shlex.quote(self._nodes[name].folder)
         question = f"if [ -d {folder} ]; then echo there; else echo none; fi"
         log = os.open(self._locate("save.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         streams: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
@@ -947,7 +944,7 @@ class Supervisor:
         if said != "there":
             return bool(said == "none")  # the machine was replaced
         status = os.statvfs(self._locate("mirror"))
-        room = status.f_bavail * status.f_frsize - self._plan["mirror"]["reserve"]
+        room = status.f_bavail * status.f_frsize - self._plan.mirror.reserve
         if room > 0:
             self._mirror_node(name, room, largest=mirror.EVERYTHING)
         # Beside what is here: a node that is just ending must not take a whole copy with it.
@@ -961,7 +958,7 @@ class Supervisor:
         finally:
             process.stdout.close()
             process.wait()
-        known = self._read_note(name).get("files", {})
+        known = self._read_note(name).files
         if any(known.get(path) != seen for path, seen in listed.items()):
             return False
         with open(os.path.join(fresh, ".done"), "w"):
@@ -994,7 +991,7 @@ class Supervisor:
                     self._heed()
                 boot = processes.read(self._locate("boot")).decode()
                 if boot and boot != processes.read_boot():
-                    self._state.note(("node", None, self._plan["launcher"], "restarted"))
+                    self._state.note(("node", None, self._plan.launcher, "restarted"))
                 self._state.note(("dead", None))
             release(self._job, self._id, ranks)
 
@@ -1025,7 +1022,10 @@ class Supervisor:
 
 def load(job: str) -> Supervisor:
     with open(os.path.join(job, "plan.json")) as file:
-        return Supervisor(job, json.load(file))
+        plan = messages.read(messages.JobPlan, json.load(file))
+    if plan.version != messages.VERSION:
+        raise ValueError(f"plan.json has version {plan.version}, not {messages.VERSION}")
+    return Supervisor(job, plan)
 
 
 def is_alive(job: str) -> bool:
@@ -1141,18 +1141,23 @@ def _do_each(work: Callable[[Any], None], items: Sequence[Any]) -> None:
         thread.join()
 
 
+def read_copies_note(job: str, name: str) -> Optional[messages.CopiesNote]:
+    """None where the launcher has no copies of that node's outputs."""
+    note = processes.read(os.path.join(job, "mirror", "." + name + ".json"))
+    return messages.read(messages.CopiesNote, json.loads(note.decode())) if note else None
+
+
 def list_copies(job: str, names: Sequence[str]) -> Iterator[bytes]:
     """`0 TIME NODE` for each of these nodes that there are copies of, `COUNT BYTES -` if that many
     of its outputs were left out, and then `SIZE MTIME ./PATH` for each copy."""
     from . import outputs
 
     for name in names:
-        note = processes.read(os.path.join(job, "mirror", "." + name + ".json"))
+        note = read_copies_note(job, name)
         if not note:
             continue
-        said = json.loads(note.decode())
-        yield "0 {} {}".format(said["time"], name).encode()
-        count, size = said["left"]
+        yield f"0 {note.time} {name}".encode()
+        count, size = note.left
         if count:
             yield f"{count} {size} -".encode()
         for entry in outputs.walk(os.path.join(job, "mirror", name)):

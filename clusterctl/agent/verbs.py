@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Callable, Dict, List, Sequence
 
-from . import outputs, processes
+from . import messages, outputs, processes
 from .processes import Processes
 
 AWAITED = 3600.0
@@ -149,9 +149,8 @@ def _send(job: str) -> None:
     from . import mirror
 
     os.nice(19)
-    known, *rest = json.loads(sys.stdin.readline())
-    seen = {path: (size, modified) for path, (size, modified) in known.items()}
-    mirror.send(job, mirror.Wish(seen, *rest), sys.stdout.buffer)
+    wish = messages.read(messages.MirrorWish, json.loads(sys.stdin.readline()))
+    mirror.send(job, wish, sys.stdout.buffer)
 
 
 def _send_output(job: str) -> None:
@@ -166,15 +165,9 @@ def _newest(job: str, attempt: str, ranks: str) -> None:
     from . import resume
 
     with open(os.path.join(job, "plan.json")) as file:
-        plan = json.load(file)
-    count, said = int(ranks), plan["resume"]
-    wish = resume.SnapshotWish(
-        plan["kept"],
-        count,
-        count,
-        (),
-        *(said[name] for name in ("files", "folders", "nothing", "refusal")),
-    )
+        plan = messages.read(messages.SnapshotPlan, json.load(file))
+    assert plan.resume
+    wish = messages.SnapshotWish(plan.kept, int(ranks), int(ranks), (), plan.resume)
     kind, *reason = resume.choose(job, int(attempt), wish)
     if kind == resume.REFUSED:
         sys.stderr.write(f"clusterctl: {reason[0]}\n")

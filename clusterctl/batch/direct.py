@@ -9,9 +9,17 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
 
 from clusterctl import __version__
+from clusterctl.agent import messages
+from clusterctl.agent.messages import (
+    Holder,
+    JobPlan,
+    MirrorPlan,
+    PlannedNode,
+    ResumePlan,
+    SnapshotPlan,
+)
 from clusterctl.batch import verdict
 from clusterctl.batch.system import BatchSystem, Preview, ask_agent
 from clusterctl.core import assets
@@ -57,33 +65,14 @@ WATCHING: Mapping[str, int] = {
     # For a node to read the stacks of its ranks, which happens at the same time.
     "stacks_limit": 4 * STACK_LIMIT,
 }
-"""Seconds, as the scripts of all batch systems name them."""
+"""Seconds, as the plan and the scripts of batch systems name them."""
 
 HANG_POLL = 15.0
 """Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
 
-SUPERVISING: Mapping[str, int] = {
-    **WATCHING,
-    # In which the first rank has to start. A launch that hangs on the wrong network would hang for
-    # ever; what mpirun said until then goes with the error.
-    "start_limit": 180,
-    # Beyond the grace of its programs, for a node to answer: one whose disk hangs never does.
-    "answer_limit": 25,
-    # Between two looks behind jobs whose supervisors are dead, while this one waits for its turn.
-    "clean_poll": 3,
-    # For mpirun to notice that all of its ranks have ended.
-    "confirm": 5,
-    # For a node to send another one the snapshot that a job goes on from.
-    "resume_limit": 1800,
-    # Between two looks for outputs that are to be copied to the launcher (with --sync), and at
-    # most, however long the last copy seems to have taken: the machine may have been asleep.
-    "interval": 30,
-    "sync_interval": 10,
-    "longest": 600,
-}
-"""The same of our own supervisor."""
-
-_OF_COPIES = ("interval", "sync_interval", "longest")
+INTERVAL, SYNC_INTERVAL, LONGEST_INTERVAL = 30, 10, 600
+"""Seconds between two looks for outputs that are to be copied to the launcher (with --sync), and at
+most, however long the last copy seems to have taken: the machine may have been asleep."""
 
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""
@@ -153,7 +142,7 @@ class Direct(BatchSystem):
                 system="direct",
                 command=render_command_line(plan.argv),
             ),
-            "plan.json": json.dumps(make_plan(job, cluster), indent=1),
+            "plan.json": render_plan(make_plan(job, cluster)),
         }
         if spec.is_sweep:
             agent = assets.locate_agent(launcher.root)
@@ -242,60 +231,56 @@ class Direct(BatchSystem):
         return ("/bin/sh", "-c", ask_agent("cancel"))
 
 
-def make_plan(job: Job, cluster: Cluster) -> dict[str, Any]:
-    """What the supervisor of a job is told (clusterctl/agent/supervise.py)."""
+def make_plan(job: Job, cluster: Cluster) -> JobPlan:
+    """What the supervisor of a job is told."""
     launcher, spec = cluster.launcher, job.spec
     where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
-    placed = [place.node for place in job.placement]
     # Nodes on one host can only be lost together.
     mirrored = bool(spec.sync) or not cluster.one_host
-    limit = spec.hang_timeout
-    return {
-        **{name: seconds for name, seconds in SUPERVISING.items() if name not in _OF_COPIES},
-        "id": job.id,
-        "tag": f"CLUSTERCTL_JOB={cluster.id}/{job.id};",
-        "root": launcher.root,
-        "launcher": launcher.name,
-        "nodes": _list_involved(job, cluster, where),
-        "now": spec.now,
-        "timeout": spec.timeout or 0,
-        "retries": spec.retries,
-        "grace": math.ceil(spec.save_time),
-        "ranks": len(job.processes),
-        "first": placed[0],
-        "hang_timeout": limit or 0,
-        "hang_poll": min(HANG_POLL, limit / 4) if limit else 0,
-        "output": OUTPUT,
-        "least_output": LEAST_OUTPUT,
-        # Those that may have snapshots, that of rank 0 first.
-        "holders": [{"name": p.node, "first": p.first, "count": p.count} for p in job.placement],
-        "kept": list(spec.keep_files or SNAPSHOTS),
-        "resume": plan_resume(job) if spec.resume_args else None,
-        "restores": mirrored and not spec.is_sweep,
-        "rerun_of": job.rerun_of,
-        "slots": _list_slots(job, where) if spec.is_sweep else [],
-        "mirrored": mirrored,
-        "mirror": {
-            "nodes": list(dict.fromkeys(placed)),
-            "patterns": list(spec.keep_files or SNAPSHOTS),
-            "largest": 0 if spec.keep_files else SMALL,
-            "reserve": MIRROR_RESERVE << 10,
-            "interval": SUPERVISING["sync_interval" if spec.sync else "interval"],
-            "longest": SUPERVISING["longest"],
-            "always": bool(spec.sync),
-        },
-    }
+    limit, snapshots = spec.hang_timeout, plan_snapshots(job)
+    return JobPlan(
+        id=job.id,
+        tag=f"CLUSTERCTL_JOB={cluster.id}/{job.id};",
+        root=launcher.root,
+        launcher=launcher.name,
+        nodes=_list_involved(job, cluster, where),
+        holders=[Holder(place.node, place.first, place.count) for place in job.placement],
+        ranks=len(job.processes),
+        now=spec.now,
+        timeout=spec.timeout or 0,
+        retries=spec.retries,
+        grace=math.ceil(spec.save_time),
+        hang_timeout=limit or 0,
+        hang_poll=min(HANG_POLL, limit / 4) if limit else 0,
+        output=OUTPUT,
+        least_output=LEAST_OUTPUT,
+        kept=snapshots.kept,
+        resume=snapshots.resume,
+        restores=mirrored and not spec.is_sweep,
+        rerun_of=job.rerun_of,
+        mirrored=mirrored,
+        mirror=MirrorPlan(
+            largest=0 if spec.keep_files else SMALL,
+            reserve=MIRROR_RESERVE << 10,
+            interval=SYNC_INTERVAL if spec.sync else INTERVAL,
+            longest=LONGEST_INTERVAL,
+            always=bool(spec.sync),
+        ),
+        **WATCHING,
+    )
 
 
-def _list_slots(job: Job, where: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [
-        {"node": place.node, "folder": where[place.node], "slot": slot}
-        for place in job.placement
-        for slot in range(place.count)
-    ]
+def render_plan(plan: JobPlan | SnapshotPlan) -> str:
+    """The file plan.json."""
+    return json.dumps(messages.spell_out(plan), indent=1)
 
 
-def plan_resume(job: Job) -> dict[str, Any]:
+def plan_snapshots(job: Job) -> SnapshotPlan:
+    kept = list(job.spec.keep_files or SNAPSHOTS)
+    return SnapshotPlan(kept, _plan_resume(job) if job.spec.resume_args else None)
+
+
+def _plan_resume(job: Job) -> ResumePlan:
     """How the snapshot is chosen that the ranks go on from, and what is said of it."""
     spec = job.spec
     said = ", ".join(spec.keep_files or SNAPSHOTS)
@@ -303,31 +288,31 @@ def plan_resume(job: Job) -> dict[str, Any]:
     without, patterns = (
         text.replace("{", "{{").replace("}", "}}") for text in (spec.resume_args, said)
     )
-    return {
-        "resumes": job.resumes,
-        "files": "{snapshot}" in spec.resume_args,
-        "folders": "{folder}" in spec.resume_args,
-        "nothing": f"starting without {without}: there is no {{whole}}snapshot among the outputs"
+    return ResumePlan(
+        resumes=job.resumes,
+        files="{snapshot}" in spec.resume_args,
+        folders="{folder}" in spec.resume_args,
+        nothing=f"starting without {without}: there is no {{whole}}snapshot among the outputs"
         f" ({patterns})",
-        "refusal": "each rank has snapshots of its own, such as {path}, but no step of which all"
+        refusal="each rank has snapshots of its own, such as {path}, but no step of which all"
         f" {len(job.processes)} ranks have one; `clusterctl rerun {job.rerun_of or job.id} --resume"
         " -- ARGS` starts them with the arguments that you choose",
-    }
+    )
 
 
-def _list_involved(job: Job, cluster: Cluster, where: Mapping[str, str]) -> list[dict[str, Any]]:
+def _list_involved(job: Job, cluster: Cluster, where: Mapping[str, str]) -> list[PlannedNode]:
     """The launcher, and the nodes with ranks. `where`: the job's folder on each."""
     launcher = cluster.launcher
     placed = (place.node for place in job.placement)
     involved = [cluster.node(name) for name in dict.fromkeys((launcher.name, *placed))]
     return [
-        {
-            "name": node.name,
-            "host": node.name,
-            "aliases": [] if cluster.one_host else _list_aliases(node, involved),
-            "folder": where[node.name],
-            "here": node.name == launcher.name or cluster.one_host,
-        }
+        PlannedNode(
+            name=node.name,
+            host=node.name,
+            aliases=[] if cluster.one_host else _list_aliases(node, involved),
+            folder=where[node.name],
+            here=node.name == launcher.name or cluster.one_host,
+        )
         for node in involved
     ]
 

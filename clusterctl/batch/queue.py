@@ -8,7 +8,6 @@ login node, whose disk the nodes of a job share.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -38,7 +37,6 @@ from clusterctl.core.variables import SBATCH, write_unset
 from clusterctl.errors import UsageError
 from clusterctl.launch import hostfile, launcher
 from clusterctl.launch.compiling import plan_compilation
-from clusterctl.options.values import SNAPSHOTS
 from clusterctl.options.verbs import find_limit
 
 QUEUE_AGE = 5
@@ -227,8 +225,7 @@ class QueueSystem(BatchSystem):
         agent = assets.render(f"{self.system}/agent.sh.j2", folder=f"{root}/jobs/{job.id}")
         files = {"job.sh": text, "clusterctl-agent": agent}
         if spec.resume_args:
-            told = {"kept": spec.keep_files or SNAPSHOTS, "resume": direct.plan_resume(job)}
-            files["plan.json"] = json.dumps(told)
+            files["plan.json"] = direct.render_plan(direct.plan_snapshots(job))
         return files
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:

@@ -20,7 +20,7 @@ from shlex import join
 from threading import Lock
 from typing import Any
 
-from clusterctl.agent import relay
+from clusterctl.agent import messages, relay
 from clusterctl.agent.store import (
     DIRECTORY,
     FILE,
@@ -202,12 +202,12 @@ class _Spread:
             transport = self._pool.find_transport(name)
             state.channel = transport.open(f"exec 2>&1; {state.to.command}", timeout=self._timeout)
             with suppress(BrokenPipeError):  # it says why
-                self._send(state, relay.pack("manifest", len(self._manifest)) + self._manifest)
+                self._send(state, messages.pack("manifest", len(self._manifest)) + self._manifest)
             rest = b""
             while data := state.channel.receive(self._timeout):
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    words = relay.unpack(line)
+                    words = messages.unpack(line)
                     if words:
                         self._events.put((name, words))
                     elif line.strip():
@@ -224,7 +224,7 @@ class _Spread:
 
     def _order(self, state: _State, *words: object, data: bytes = b"") -> None:
         try:
-            self._send(state, relay.pack(*words) + data)
+            self._send(state, messages.pack(*words) + data)
         except FAILURES as error:
             self._fail(state, describe_failure(error, self._patience))
 
@@ -237,7 +237,7 @@ class _Spread:
                     self._send(state, data)
                     copy.add(count)
                     self._events.put((state.to.name, ["sent", state.to.name, count]))
-            self._send(state, relay.pack("end"))
+            self._send(state, messages.pack("end"))
         except Failure as error:
             self._events.put((state.to.name, ["unreadable", error]))
         except FAILURES as error:
@@ -248,7 +248,7 @@ class _Spread:
         for wanted in missing:
             path, offset = self._content.places[wanted.digest]
             left = wanted.size - wanted.had
-            yield relay.pack("file", *wanted), 0
+            yield messages.pack("file", *wanted), 0
             try:
                 with path.open("rb") as file:
                     file.seek(offset + wanted.had)
@@ -257,7 +257,7 @@ class _Spread:
                         if not data:
                             raise Failure(f"{path} became shorter while it was read")
                         left -= len(data)
-                        yield relay.pack("data", len(data)) + data, len(data)
+                        yield messages.pack("data", len(data)) + data, len(data)
             except OSError as error:
                 raise Failure(
                     f"{path} cannot be read: {error.strerror}", error.errno or 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent import mirror, outputs
-from clusterctl.agent.mirror import Wish
+from clusterctl.agent.messages import MirrorNote, MirrorWish
 from tests.unit.scripts import note_staged
 from tests.unit.test_whole_snapshots import make_zip
 
@@ -93,10 +93,10 @@ class Copier:
     def __init__(self, job: Path, kept: Path) -> None:
         self.job, self.kept, self.files = job, kept, {}  # type: ignore[var-annotated]
 
-    def bring(self, cut: int | None = None, **changes: object) -> mirror.MirrorNote:
+    def bring(self, cut: int | None = None, **changes: object) -> MirrorNote:
         given = {"room": 1 << 40, "largest": 1 << 40, "patterns": (), "reserve": 0, **changes}
         stream = io.BytesIO()
-        mirror.send(str(self.job), Wish(self.files, **given), stream)  # type: ignore[arg-type]
+        mirror.send(str(self.job), MirrorWish(self.files, **given), stream)  # type: ignore[arg-type]
         data = io.BytesIO(stream.getvalue()[:cut])
         note = mirror.receive(data, str(self.kept), str(self.kept.parent / "part"))
         self.files = note.files
@@ -127,7 +127,7 @@ def test_only_what_is_new_comes_and_what_has_gone_goes(job: Path, copier: Copier
     (copier.kept / "b").write_text("not sent again")
     note = copier.bring()
     assert copier.there == {"b": "not sent again", "c": "3"}
-    assert note.paths == ["b", "c"]
+    assert note.paths == ("b", "c")
     assert not (copier.kept / "run").exists()
 
 
@@ -180,8 +180,8 @@ def test_what_is_too_large_or_has_no_room_is_left_out_and_told(job: Path, copier
         (job / "work" / name).write_bytes(bytes(size))
     note = copier.bring(largest=500, patterns=("*.pt",), room=320)
     assert set(copier.there) == {"small", "middle.h5"}
-    assert note.large == [("big.h5", 900)]
-    assert note.roomless == [("model.pt", 300)]
+    assert note.large == (("big.h5", 900),)
+    assert note.roomless == (("model.pt", 300),)
     assert note.left == (2, 1200)
 
 

@@ -51,7 +51,7 @@ def test_points_are_noted_as_they_end(job: Path, code: str, well: bool) -> None:
     """What a login shell says first is no answer."""
     answer = f'echo Welcome; while read -r n; do echo "@@point $n {code}"; done'
     (job / "slot.sh").write_text(f"{answer}\n")
-    slots = [{"node": "worker-1", "folder": str(job), "slot": 0}]
+    slots = [("worker-1", str(job), 0)]
     assert Sweep(str(job), start_locally, State(str(job)).note).run(slots) is well
     lines = [line.split() for line in (job / "state").read_text().splitlines()]
     assert [[word, *rest] for word, _, *rest in lines] == [
@@ -63,5 +63,5 @@ def test_points_are_noted_as_they_end(job: Path, code: str, well: bool) -> None:
 
 def test_a_sweep_whose_slots_are_all_lost_has_failed(job: Path) -> None:
     (job / "slot.sh").write_text("read -r n\n")
-    slots = [{"node": "worker-1", "folder": str(job), "slot": 0}]
+    slots = [("worker-1", str(job), 0)]
     assert not Sweep(str(job), start_locally, State(str(job)).note).run(slots)

@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "insight": {"batch", "core"},  # pure
-    "batch": {"project", "launch", "options", "core"},  # pure
+    "batch": {"agent", "project", "launch", "options", "core"},  # pure
     "project": {"agent", "launch", "transport", "state", "process", "options", "core"},
     "launch": {"core"},  # pure: from values to text and argv
     "data": {"machines", "transport", "core"},  # with the client that EC2 has for AWS

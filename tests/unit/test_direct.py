@@ -78,24 +78,24 @@ def planned(where: Cluster | None = None, **wanted: Any) -> dict[str, Any]:
 
 
 def test_small_outputs_and_snapshots_are_copied_unless_others_are_named() -> None:
-    mirror = planned()["mirror"]
-    assert (mirror["patterns"], mirror["largest"]) == (list(SNAPSHOTS), direct.SMALL)
-    mirror = planned(keep_files=("*.h5", "runs/*"))["mirror"]
-    assert (mirror["patterns"], mirror["largest"]) == (["*.h5", "runs/*"], 0)
+    plan = planned()
+    assert (plan["kept"], plan["mirror"]["largest"]) == (list(SNAPSHOTS), direct.SMALL)
+    plan = planned(keep_files=("*.h5", "runs/*"))
+    assert (plan["kept"], plan["mirror"]["largest"]) == (["*.h5", "runs/*"], 0)
 
 
 def test_outputs_are_copied_from_the_nodes_of_ranks_to_another_machine() -> None:
     plan = planned()
     assert plan["mirrored"]
-    assert plan["mirror"]["nodes"] == ["worker-1", "worker-2"]
-    assert plan["mirror"]["interval"] == direct.SUPERVISING["interval"]
+    assert [holder["name"] for holder in plan["holders"]] == ["worker-1", "worker-2"]
+    assert plan["mirror"]["interval"] == direct.INTERVAL
     assert not planned(replace(cluster(), one_host=True))["mirrored"]
 
 
 def test_outputs_for_sync_are_copied_on_one_host_too_and_more_often() -> None:
     plan = planned(replace(cluster(), one_host=True), sync="/there")
     assert (plan["mirrored"], plan["mirror"]["always"]) == (True, True)
-    assert plan["mirror"]["interval"] == direct.SUPERVISING["sync_interval"]
+    assert plan["mirror"]["interval"] == direct.SYNC_INTERVAL
 
 
 def test_what_is_said_without_a_snapshot_may_have_braces() -> None:

@@ -498,7 +498,11 @@ def test_a_job_that_was_staged_and_never_handed_in(site: Site) -> None:
 
 def test_no_attempt_starts_on_a_node_that_does_not_answer(site: Site, tmp_path: Path) -> None:
     lost = tmp_path / "lost"
-    site.connect(f'[ "$1" != worker-2 ] || [ ! -e {lost} ] || exit 255\neval "$2"')
+    cut = f"[ ! -e {lost} ] || {{ kill $!; exit 255; }}; sleep 0.02"
+    site.connect(
+        f'[ "$1" = worker-2 ] || {{ eval "$2"; exit; }}\n[ ! -e {lost} ] || exit 255\n'
+        f'exec 3<&0; (eval "$2") <&3 &\nwhile kill -0 $! 2>/dev/null; do {cut}; done; wait $!'
+    )
     job = site.ended(site.submit(1, "exit 5", f": >{lost}; rank 0", retries=3))
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
     assert job.reason.startswith("lost worker-2")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.supervise import Supervisor
+from clusterctl.agent.points import Sweep
+from clusterctl.agent.supervise import State
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState
@@ -17,6 +18,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs import submit
 from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, spec
+from tests.unit.scripts import start_locally
 from tests.unit.tables import rows
 
 
@@ -245,17 +247,7 @@ def test_a_point_whose_node_was_lost_runs_on_a_slot_that_is_still_busy(tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "slot.sh").write_text(f"cd {tmp_path}/{name}; {script}\n")
     (tmp_path / "todo").write_text("0\n1\n2\n")
-    nodes = [
-        {"name": name, "host": name, "folder": str(tmp_path / name), "here": True} for name in slots
-    ]
-    plan = {
-        "id": 7,
-        "tag": "CLUSTERCTL_JOB=lab/7;",
-        "root": str(tmp_path),
-        "grace": 5,
-        "nodes": nodes,
-    }
-    plan["slots"] = [{"node": name, "folder": str(tmp_path / name), "slot": 0} for name in slots]
-    assert Supervisor(str(tmp_path), plan).run_points()
+    sweep = Sweep(str(tmp_path), start_locally, State(str(tmp_path)).note)
+    assert sweep.run([(name, str(tmp_path / name), 0) for name in slots])
     ran = [line for path in tmp_path.glob("*/ran") for line in path.read_text().split()]
     assert sorted(ran) == ["0", "1", "2"]

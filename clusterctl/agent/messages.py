@@ -1,0 +1,226 @@
+"""What clusterctl, the supervisor of a job and its nodes say to each other, or leave in the job's
+folder for each other: named tuples that both sides import.
+
+On a connection a message is a line of JSON, an array: a word, and the fields that belong to it.
+What a node says stands behind MARK, for a login shell may say something first. Both ends of a
+connection are the same version of this program. Files outlive it: they name their fields.
+"""
+
+import json
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
+
+VERSION = 1
+"""Of the files."""
+MARK = b"@@clusterctl "
+
+T = TypeVar("T")
+
+
+def pack(*words: object) -> bytes:
+    return json.dumps(words, separators=(",", ":")).encode() + b"\n"
+
+
+def unpack(line: bytes) -> List[Any]:
+    """[] for what is none of ours."""
+    _, mark, text = line.partition(MARK)
+    return list(json.loads(text.decode())) if mark else []
+
+
+def spell_out(value: Any) -> Any:
+    """For JSON, with the names of fields."""
+    if hasattr(value, "_asdict"):
+        return {name: spell_out(part) for name, part in value._asdict().items()}
+    return list(map(spell_out, value)) if isinstance(value, (list, tuple)) else value
+
+
+def read(kind: Callable[..., T], value: Any) -> T:
+    """The named tuple that JSON has in order, or by name. Arrays become tuples; fields that it does
+    not know are passed over. Raises LookupError, TypeError or ValueError."""
+    found: T = _read(kind, value)
+    return found
+
+
+def _read(kind: Any, value: Any) -> Any:
+    inner = getattr(kind, "__args__", None) or [Any]
+    if type(None) in inner:
+        return None if value is None else _read(inner[0], value)
+    if hasattr(kind, "_fields"):
+        types = kind.__annotations__
+        if isinstance(value, dict):
+            return kind(**{key: _read(types[key], value[key]) for key in types if key in value})
+        return kind(*map(_read, types.values(), value))
+    if isinstance(value, list):
+        return tuple(_read(inner[0], part) for part in value)
+    if isinstance(value, dict):
+        return {name: _read(inner[-1], part) for name, part in value.items()}
+    return value
+
+
+# -------------------------------------------------------------------------------------------------
+# plan.json: what the supervisor of a job is told. Times are in seconds, sizes in bytes.
+
+
+class PlannedNode(NamedTuple):
+    """The launcher, or a node with ranks. `host`: what ssh calls it; `aliases`: what mpirun and
+    ssh may call it besides; `folder`: the job's there; `here`: it shares the launcher's machine."""
+
+    name: str
+    host: str
+    aliases: Sequence[str]
+    folder: str
+    here: bool
+
+
+class Holder(NamedTuple):
+    """A node with ranks: the first of them, and how many they are."""
+
+    name: str
+    first: int
+    ranks: int
+
+
+class ResumePlan(NamedTuple):
+    """How the snapshot is chosen that ranks go on from. `resumes`: the first attempt, too; `files`,
+    `folders`, `nothing`, `refusal`: see `snapshots.Chooser`."""
+
+    resumes: bool
+    files: bool
+    folders: bool
+    nothing: str
+    refusal: str
+
+
+class SnapshotPlan(NamedTuple):
+    """The part of it that jobs of a queue have. `kept`: patterns of the files that are snapshots,
+    and are copied whatever their size."""
+
+    kept: Sequence[str]
+    resume: Optional[ResumePlan] = None
+
+
+class MirrorPlan(NamedTuple):
+    """How outputs are copied to the launcher. `largest`: of a file that `kept` does not choose, 0:
+    none; `reserve`: what stays free on a disk; `interval`, `longest`: between two looks; `always`:
+    also at the end of a job that has ended before the first."""
+
+    largest: int
+    reserve: int
+    interval: float
+    longest: float
+    always: bool
+
+
+class JobPlan(NamedTuple):
+    """`tag`: what the environment of each of its processes has; `holders`: that of rank 0 first;
+    `now`: it waits for no other; `grace`: for its programs to save; `retries`: further attempts;
+    `output`, `least_output`: see `Shorten`; `restores`: nodes get back what was cut short there, at
+    first from the copies of the job `rerun_of`; `mirrored`: outputs are copied."""
+
+    id: int
+    tag: str
+    root: str
+    launcher: str
+    nodes: Sequence[PlannedNode]
+    holders: Sequence[Holder]
+    ranks: int
+    now: bool
+    timeout: float
+    retries: int
+    grace: float
+    hang_timeout: float
+    hang_poll: float
+    output: int
+    least_output: int
+    kept: Sequence[str]
+    restores: bool
+    mirrored: bool
+    mirror: MirrorPlan
+    end_poll: float
+    hang_slack: float
+    stacks_limit: float
+    resume: Optional[ResumePlan] = None
+    rerun_of: Optional[int] = None
+    confirm: float = 5
+    """For mpirun to notice that."""
+    start_limit: float = 180
+    """In which the first rank has to start. A launch that hangs on the wrong network would hang for
+    ever; what mpirun said until then goes with the error."""
+    answer_limit: float = 25
+    """Beyond `grace`, for a node to answer: one whose disk hangs never does."""
+    clean_poll: float = 3
+    """Between two looks behind jobs whose supervisors are dead, while it waits for its turn."""
+    resume_limit: float = 1800
+    """For a node to send another one the snapshot that a job goes on from."""
+    version: int = VERSION
+
+
+# -------------------------------------------------------------------------------------------------
+# What a supervisor asks a node, and what that answers.
+
+Fact = Tuple[str, ...]
+
+
+class Reply(NamedTuple):
+    """`began`, `ended`: when by the node's clock, in seconds since the epoch."""
+
+    began: float
+    ended: float
+    facts: Sequence[Fact]
+
+
+class SnapshotWish(NamedTuple):
+    """What to choose a snapshot from and for. `patterns`: what snapshots are called; `here`: so
+    many of the ranks run on that node; `others`: the snapshots that other nodes have."""
+
+    patterns: Sequence[str]
+    ranks: int
+    here: int
+    others: Sequence[str]
+    how: ResumePlan
+
+
+KnownFiles = Dict[str, Tuple[int, int]]
+"""Path → (bytes, modification time in nanoseconds). The time of the last change is left out: a
+further link to a file changes it."""
+
+
+class MirrorWish(NamedTuple):
+    """For copies of outputs. `known`: what the launcher has; `room`: bytes that may come in all;
+    `largest`: bytes of a file that is chosen by its size alone, 0: none is; `patterns` choose by
+    name; `reserve`: bytes that stay free on the node's disk."""
+
+    known: KnownFiles
+    room: int
+    largest: int
+    patterns: Sequence[str]
+    reserve: int
+
+
+class MirrorNote(NamedTuple):
+    """`files`: what the launcher has with this archive; `paths`: all that there are now; `torn`: a
+    program began to write to them while they were sent; `left`: how many are left out, and their
+    bytes; `roomless`, `large`: of these for want of room, or for their size, the largest first."""
+
+    files: KnownFiles
+    paths: Sequence[str]
+    torn: Sequence[str]
+    left: Tuple[int, int]
+    roomless: Sequence[Tuple[str, int]]
+    large: Sequence[Tuple[str, int]]
+
+
+class OutputNote(NamedTuple):
+    """At the end of an archive of what ranks have printed. `sizes`: of its files; `outputs`: what
+    else the node has."""
+
+    sizes: Dict[str, int]
+    outputs: KnownFiles
+
+
+class CopiesNote(NamedTuple):
+    """mirror/.NODE.json: what the launcher has of a node's outputs. All that was there at `time`,
+    in seconds since the epoch, is among the `files`, but for `left`: how many, and their bytes."""
+
+    time: float
+    files: KnownFiles
+    left: Tuple[int, int] = (0, 0)
