@@ -212,8 +212,9 @@ class There:
             except TimeoutError:
                 self.close()
                 return NodeAnswer(asked=asked, heard=time.time(), code=124, why="no answer")
-            except OSError:
-                code, why = self._end()
+            except OSError as error:
+                # Without a process, ssh could not be started here: no memory, no descriptor left.
+                code, why = self._end() if self._process else (127, str(error))
                 if fresh:
                     return NodeAnswer(asked=asked, heard=time.time(), code=code, why=why)
                 fresh = True
@@ -282,3 +283,6 @@ class There:
         if process:
             process.kill()
             process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    stream.close()

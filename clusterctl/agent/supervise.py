@@ -26,6 +26,8 @@ from .attend import NodeAnswer
 
 PATIENCE = 0.5
 """Seconds for which a question waits for the answer to another one on the same connection."""
+LATE = 5.0
+"""Seconds that a question may take beyond its limit, for the end of one ssh and another try."""
 TURN = 0.3
 """Seconds between two looks whether it is the job's turn."""
 REFUSED, AGAIN = 2.0, 4
@@ -220,8 +222,12 @@ class Supervisor:
 
         for name in self._links:
             self._beside(functools.partial(ask, name))
+        until = time.monotonic() + limit + LATE
         for _ in self._links:
-            name, answer = said.get()
+            try:
+                name, answer = said.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
             answers[name] = answer
             if enough(answer):
                 break
