@@ -23,42 +23,70 @@ from tests.unit.calling import Call
 from tests.unit.making import spec
 from tests.unit.staged import Staged, lab
 
-MPIRUN = """#!/bin/sh
+CUT = """
+tries=100
+while [ -e {dead}.open ] && [ ! -e {dead}.cut ] && [ $tries != 0 ]; do
+    tries=$((tries - 1))
+    sleep 0.05
+done
+"""
+"""Waits until the connection to worker-2, if there is one, is cut: mpirun ends at that, too."""
+MPIRUN = f"""#!/bin/sh
 while [ "$1" != /bin/sh ]; do shift; done
-ranks=$(awk -F = '{{ n += $2 }} END {{ print n }}' hostfile)
+ranks=$(awk -F = '{{{{ n += $2 }}}} END {{{{ print n }}}}' hostfile)
 export OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=$ranks \\
     OMPI_COMM_WORLD_LOCAL_SIZE=1
 for OMPI_COMM_WORLD_RANK in $(seq 0 $((ranks - 1))); do "$@" & done
 wait
-[ "$ranks" = 1 ] || [ ! -e {dead} ]
+[ "$ranks" != 1 ] && [ -e {{dead}} ] || exit 0
+{CUT}
+exit 1
 """
-AGENT = """#!/bin/sh
-[ "$1" != worker-2 ] || [ ! -e {dead} ] || exit 255
-exec /bin/sh -c "$2"
+WATCHED = """
+touch {dead}.open
+exec 3<&0
+/bin/sh -c "$2" <&3 3<&- &
+while kill -0 $! 2>/dev/null; do
+    if lost; then
+        kill $!
+        touch {dead}.cut
+        exit 255
+    fi
+    sleep 0.05
+done
+wait $!
 """
-AWAY_ONCE = """#!/bin/sh
-if [ "$1" = worker-2 ] && [ -e {dead}.over ] && [ ! -e {dead}.back ]; then
-    touch {dead}.back
+"""A connection to worker-2 until that is lost."""
+AGENT = f"""#!/bin/sh
+lost() {{{{ [ -e {{dead}} ]; }}}}
+[ "$1" = worker-2 ] || exec /bin/sh -c "$2"
+! lost || exit 255
+{WATCHED}"""
+AWAY_ONCE = f"""#!/bin/sh
+lost() {{{{ [ -e {{dead}}.over ] && [ ! -e {{dead}}.back ]; }}}}
+[ "$1" = worker-2 ] || exec /bin/sh -c "$2"
+if lost; then
+    touch {{dead}}.back
     exit 255
 fi
-exec /bin/sh -c "$2"
-"""
+{WATCHED}"""
 PROGRAM = """#!/bin/sh
 cat snapshot
 echo "$WORLD_SIZE ranks, $SECRET" >snapshot
 [ $WORLD_SIZE = 1 ] || touch {dead}
 """
-CUT_OFF = """#!/bin/sh
+CUT_OFF = f"""#!/bin/sh
 while [ "$1" != /bin/sh ]; do shift; done
 export OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=2
 export OMPI_COMM_WORLD_LOCAL_SIZE=1
 pids=''
 for OMPI_COMM_WORLD_RANK in 0 1; do "$@" & pids="$pids $!"; done
-if [ ! -e {dead}.over ]; then
-    until [ -e {dead}.0 ] && [ -e {dead}.1 ]; do sleep 0.1; done
-    touch {dead}.over
+if [ ! -e {{dead}}.over ]; then
+    until [ -e {{dead}}.0 ] && [ -e {{dead}}.1 ]; do sleep 0.1; done
+    touch {{dead}}.over
     kill $pids
     wait
+{CUT}
     exit 255
 fi
 wait
