@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,12 +36,13 @@ from clusterctl.jobs.records import Piece
 from clusterctl.launch import launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.options.verbs import Run
-from clusterctl.project import own_project, packages
+from clusterctl.project import own_project
+from clusterctl.project import packages as project_packages
 from clusterctl.project import program as programs
 from clusterctl.project import tree as project_tree
 from clusterctl.project import words as project_words
 from clusterctl.project.own_project import NONE
-from clusterctl.project.packages import Wanted
+from clusterctl.project.packages import Packages, Wanted
 from clusterctl.project.program import Resolved
 from clusterctl.project.tree import Stdin
 from clusterctl.project.words import translate
@@ -237,8 +238,8 @@ class Prepared:
     secrets: Mapping[str, str]
     doubtful: tuple[str, ...] = ()
     """Links of its tree of which only the nodes can say whether they lead anywhere."""
-    wanted: Wanted | None = None
-    """Packages that are installed for it; a rerun finds them in the state home."""
+    packages: Packages | None = None
+    """Those that are installed for it; a rerun finds them in the state home."""
     command: str = ""
     """What one of them has to bring."""
 
@@ -297,7 +298,8 @@ def make_spec(given: Run, program: Program) -> tuple[JobSpec, dict[str, str]]:
 
 def check_packages(resolved: Resolved, given: str) -> None:
     """Raises UsageError where what a program asks for is not understood, before there are nodes."""
-    _find_packages(resolved, given, "")
+    if wanted := _find_packages(resolved, given, "")[0]:
+        project_packages.check_file(wanted)
 
 
 def _find_packages(
@@ -305,20 +307,21 @@ def _find_packages(
 ) -> tuple[Wanted | None, list[own_project.Project], str]:
     """The packages and projects of a program, and the command that one of them has to bring, if
     any. Raises UsageError, too, for a program that is neither here nor such a command."""
-    wanted, word = packages.find_package_files(resolved, given, python), resolved.program.target
-    projects = _find_projects(resolved, wanted, given)
+    word = resolved.program.target
+    wanted = project_packages.find_package_files(resolved, given, python)
+    projects = _find_projects(resolved, (), given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
     if installed and (
-        wanted is None or (programs.find_similar(word) and not packages.is_named(wanted, word))
+        wanted is None
+        or (programs.find_similar(word) and not project_packages.is_named(wanted, word))
     ):
         raise programs.make_missing_error(word)
     return wanted, projects, word if installed else ""
 
 
 def _find_projects(
-    resolved: Resolved, wanted: Wanted | None, given: str
+    resolved: Resolved, folders: Sequence[str], given: str
 ) -> list[own_project.Project]:
-    folders = wanted.folders if wanted else ()
     return own_project.find_own_project(resolved.program, resolved.tree, folders, given)
 
 
@@ -332,18 +335,20 @@ def prepare(
     requirements: str = "",
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
-    wanted, command, unread = None, "", ""
+    packages, wanted, command, unread = None, None, "", ""
+    chosen_python = project_packages.choose_packages(cluster, spec.python)
     if not (spec.venv or spec.modules or spec.container):
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
         unread = wanted.warning if wanted else ""
-        nodes = cluster.workers or (cluster.launcher,)
-        has_all = wanted and not (spec.python or command)
-        if wanted and has_all and packages.has_all(wanted, nodes):
-            wanted = None
+        nodes = chosen_python.workers or (chosen_python.launcher,)
+        able = [node for node in nodes if node.facts.python] or nodes
         # A script of the project may do without the Python that some node lacks.
         given = spec.python or requirements or resolved.program.needs_python
-        if not given and any(node.facts.python is None for node in nodes):
-            wanted = None
+        if wanted and (given or all(node.facts.python for node in nodes)):
+            packages, folders = project_packages.resolve_packages(
+                wanted, resolved.tree, able, in_any_case=bool(spec.python or command)
+            )
+            projects = _find_projects(resolved, folders, requirements)
     elif spec.python or requirements not in ("", NONE):
         given = "--python" if spec.python else "--requirements"
         raise UsageError(
@@ -351,13 +356,13 @@ def prepare(
             hint="leave one of the two out",
         )
     else:
-        projects = _find_projects(resolved, None, requirements)
-    own_project.check_own_project(projects, packages.choose_packages(cluster, spec.python).workers)
+        projects = _find_projects(resolved, (), requirements)
+    own_project.check_own_project(projects, chosen_python.workers)
     paths = dict.fromkeys(path for project in projects for path in project.paths)
     uses_mpi = programs.may_use_mpi(resolved, spec.backend)
     spec = replace(spec, import_paths=tuple(paths), uses_mpi=uses_mpi)
-    if wanted:
-        spec = replace(spec, packages=wanted.digest)
+    if packages:
+        spec = replace(spec, packages=packages.digest)
     asked = resolved.asked
     if asked.launcher:
         launchers = load_system(cluster.system).launchers
@@ -367,10 +372,10 @@ def prepare(
     job, plan = plan_job(cluster, spec, number=number)
     if asked.launcher:
         plan = replace(plan, notes=(*plan.notes, asked.note))
-    if wanted:
-        chosen_python = packages.choose_packages(cluster, spec.python)
+    if wanted and packages:
         places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
-        plan = replace(plan, notes=(*plan.notes, packages.describe_packages(wanted, places)))
+        note = project_packages.describe_packages(wanted, packages, places)
+        plan = replace(plan, notes=(*plan.notes, note))
     if command:
         note = f"no file {command} here: one of these packages has to bring that command"
         plan = replace(plan, notes=(*plan.notes, note))
@@ -391,7 +396,7 @@ def prepare(
         tree=own_project.equip_own_project(resolved.tree, projects),
         secrets=secrets,
         doubtful=resolved.findings.doubtful,
-        wanted=wanted,
+        packages=packages,
         command=command,
     )
 
@@ -414,7 +419,9 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
         stage="",
         created=time.time(),
     )
-    equipped = packages.equip_nodes(packages.choose_packages(cluster, spec.python), spec.packages)
+    equipped = project_packages.equip_nodes(
+        project_packages.choose_packages(cluster, spec.python), spec.packages
+    )
     request = launcher.Request(id=number, spec=spec, cluster=equipped, placement=placement)
     return job, system.plan(request)
 
@@ -441,8 +448,8 @@ def submit(
     job = prepared.job
     if not job.stage:
         job = replace(job, stage=project_tree.write_archive(prepared.tree, store.home))
-    if prepared.wanted:
-        packages.save(prepared.wanted, store.home)
+    if prepared.packages:
+        project_packages.save(prepared.packages, store.home)
     project_tree.remove_old(store)
     records.remove_old(store)
     if job.spec.sync:
@@ -469,12 +476,12 @@ def _ship(
         ).items():
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = jobs_submit.list_rank_nodes(job, cluster)
-        chosen = packages.choose_packages(cluster, job.spec.python)
-        packages.install(job.spec.packages, chosen, names, pool, store.home, report)
-        if prepared.command and prepared.wanted:
+        chosen = project_packages.choose_packages(cluster, job.spec.python)
+        project_packages.install(job.spec.packages, chosen, names, pool, store.home, report)
+        if prepared.command and prepared.packages:
             where = [chosen.node(name) for name in names]
-            packages.check_command(prepared.command, prepared.wanted, where, pool)
-        equipped = packages.equip_nodes(chosen, job.spec.packages)
+            project_packages.check_command(prepared.command, prepared.packages, where, pool)
+        equipped = project_packages.equip_nodes(chosen, job.spec.packages)
         files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
         port = jobs_submit.put(

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from email import message_from_string
 from pathlib import Path
@@ -26,7 +26,7 @@ import msgspec
 
 from clusterctl import process
 from clusterctl.core.job import Program, ProgramKind
-from clusterctl.core.model import Node
+from clusterctl.core.model import Node, NodeResult
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import tree as project_tree
@@ -44,13 +44,21 @@ FETCH_TIMEOUT = 3600.0
 _REASON = re.compile(r"(?m)^\s*(?:(?:error|cause): (.*)|(\w*Error: .*))")
 _UNBUILT = re.compile(r"Failed to build `([\w.-]+(?:==| @ (?!file:))[^`]+)`")
 """A package, not a project of the tree."""
+UNREADABLE = re.compile(
+    "TOML parse error|Distribution not found|Couldn't parse|[Ff]ile not found|Failed to parse"
+)
+"""What uv says of a file that is wrong, whatever an index has."""
 _FRAMES = ("Failed to build", "The build backend returned an error", "Call to `")
 """What uv says around the reason of a build that fails."""
 
 
-def call_uv(what: str, *words: str, **settings: str) -> str:
-    """What uv prints. Its settings are the user's: index, proxy, certificates, cache; and
-    these `settings`, as variables."""
+def call_uv(what: str, *words: str, cwd: Path | None = None) -> str:
+    """What uv prints."""
+    return check_uv(what, run_uv(*words, cwd=cwd), cwd)
+
+
+def run_uv(*words: str, cwd: Path | None = None, stdin: bytes = b"") -> NodeResult:
+    """Its settings are the user's: index, proxy, certificates, cache."""
     beside = Path(sysconfig.get_path("scripts"), "uv")
     program = str(beside) if beside.is_file() else which("uv")
     if program is None:
@@ -63,31 +71,37 @@ def call_uv(what: str, *words: str, **settings: str) -> str:
         COLUMNS="9999",  # a reason is one line
         UV_NO_PROGRESS="1",
         UV_PYTHON_DOWNLOADS="never",
-        **settings,
+        GIT_OPTIONAL_LOCKS="0",  # builds may ask git for a version
     )
-    result = process.run((program, *words), timeout=FETCH_TIMEOUT, env=env)
+    return process.run((program, *words), timeout=FETCH_TIMEOUT, cwd=cwd, stdin=stdin, env=env)
+
+
+def check_uv(what: str, result: NodeResult, cwd: Path | None) -> str:
+    """What uv printed; raises an error with its reason, in which paths are relative to `cwd`."""
     if result.ok:
         return result.text
-    said = [found[1] or found[2] for found in _REASON.finditer(result.complaints)]
+    complaints = re.sub(r"(https?://)[^\s/@]+@", r"\1***@", result.complaints)
+    complaints = complaints.replace(f"{cwd}/", "")
+    said = [found[1] or found[2] for found in _REASON.finditer(complaints)]
     reasons = [reason for reason in said if not reason.startswith(_FRAMES)] or said
     # uv ends with 1 where versions do not fit together, and puts that into its last line.
-    unsolved = result.exit_code == 1 and "No solution" in result.complaints
+    unsolved = result.exit_code == 1 and "No solution" in complaints
     why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
     message = f"{what}: {result.error or why or result.why}"
     without = f"`--requirements {NONE}` uses only what the nodes have"
-    if (failed := _UNBUILT.search(result.complaints)) and not result.error:
+    if (failed := _UNBUILT.search(complaints)) and not result.error:
         raise LaunchError(
             f"{what}: {failed[1]} has no wheel and cannot be built here: {why}",
             hint=f"choose a version with a wheel, install what its build needs here, or {without}",
         )
-    for line in result.complaints.splitlines():
+    for line in complaints.splitlines():
         if line.startswith("hint: ") and "authentication" in line:
             raise LaunchError(
                 f"{what}: {line.removeprefix('hint: ')}",
                 hint=f"check the name and password for that index, or {without}",
             )
-    if unsolved:
-        raise UsageError(message, hint=f"change the versions in the file, or {without}")
+    if unsolved or UNREADABLE.search(complaints):
+        raise UsageError(message, hint=f"correct the file, or {without}")
     raise LaunchError(
         message, hint=f"check the file and the connection to the package index, or {without}"
     )
@@ -119,8 +133,6 @@ FILES = (OWN_PROJECT, "setup.py", "setup.cfg")
 """One of these makes a folder a project."""
 UNKNOWN = "0+unknown"
 """The version of a project that lets a program find its version when it is built."""
-LOCKS = {"GIT_OPTIONAL_LOCKS": "0"}
-"""Builds may ask git for a version."""
 TRY_AGAIN = 20
 """Seconds after which a project that could not be built is built again: a network or a compiler may
 be there. Within one command, it is tried once."""
@@ -130,10 +142,8 @@ LARGEST = 1 << 20
 _ENTRY = re.compile(r"\s*([\w.]+)\s*:\s*([\w.]+)\s*(?:\[.*\])?\s*")
 _COMMAND = re.compile(r"[\w.-]+")
 
-_LOCAL_PROJECT = re.compile(r"([\w.-]+)\s*(\[[^]]*\])?\s*@\s*file://(?:localhost)?(/[^;\s]*)(.*)")
-
+_REQUIRES = "Requires-Dist"
 _ASKS_GIT = re.compile(rb"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
-_ESSENTIAL = ("Metadata-Version:", "Name:", "Version:", "Requires-", "Provides-Extra:")
 _HEAD = re.compile(rb"\A#!(?:/bin/sh\n'''exec' .*\n' '''|.*python.*)\n")
 """Of a command that uv made: it names the Python of this machine, perhaps through a shell."""
 _SCRIPT = """\
@@ -158,23 +168,11 @@ class Project(msgspec.Struct, frozen=True):
     """Files of its packages that only a build makes, for the tree."""
     own: tuple[tuple[str, bytes, int], ...] = ()
     """Those that have no place in the tree, what describes the project, and its commands."""
-    needs: tuple[str, ...] = ()
-    """Folders of other projects that its metadata names."""
     compiled: bool = False
     content: str = ""
     """The digest of all of its files, where files of the build depend on them."""
     problem: str = ""
     """Why it could not be built: what is said here is what its pyproject.toml says."""
-
-    @property
-    def requirements(self) -> list[str]:
-        return message_from_string(self.metadata).get_all("Requires-Dist") or []
-
-    @property
-    def essentials(self) -> str:
-        """What of its metadata decides about packages."""
-        lines = self.metadata.split("\n\n")[0].splitlines()
-        return "".join(f"{line}\n" for line in lines if line.startswith(_ESSENTIAL))
 
     @property
     def commands(self) -> set[str]:
@@ -226,23 +224,19 @@ def find_own_project(
     folders = [*([folder] if folder else []), *(tree.root / place for place in wanted)]
     if given == NONE:
         return [_describe(tree, place) for place in folders]
-    return collect_own_project(tree, folders)
+    for folder in folders:
+        if not folder.resolve().is_relative_to(tree.root):
+            raise project_tree.make_outside_error(str(folder), tree.root, "both")
+    found = (build_own_project(tree, folder.resolve()) for folder in folders)
+    return list({project.folder: project for project in found}.values())
 
 
-def collect_own_project(tree: project_tree.Tree, folders: Iterable[Path]) -> list[Project]:
-    """These projects of the tree, and those that they depend on by a path."""
-    found: dict[str, Project] = {}
-    waiting = [place.resolve() for place in folders]
-    while waiting:
-        place = waiting.pop(0)
-        if not place.is_relative_to(tree.root):
-            raise project_tree.make_outside_error(str(place), tree.root, "both")
-        project = build_own_project(tree, place)
-        if project.folder not in found:
-            found[project.folder] = project
-            needs = (*project.needs, *list_sources(place, tree.root))
-            waiting += [(tree.root / need).resolve() for need in needs]
-    return list(found.values())
+def list_requirements(tree: project_tree.Tree, folder: Path) -> list[str]:
+    """What the project in that folder depends on."""
+    table = _read_own_project(folder / OWN_PROJECT)
+    if "dependencies" in table:
+        return list(table["dependencies"])
+    return message_from_string(build_own_project(tree, folder).metadata).get_all(_REQUIRES) or []
 
 
 def equip_own_project(tree: project_tree.Tree, projects: Sequence[Project]) -> project_tree.Tree:
@@ -304,6 +298,23 @@ def _has_build(folder: Path) -> bool:
     return False
 
 
+def needs_build(tree: project_tree.Tree) -> bool:
+    """Whether only a build knows the metadata of some project in the tree."""
+    names = (name for name in tree.files if os.path.basename(name) in FILES)
+    for folder in {(tree.root / name).parent for name in names}:
+        table = _read_own_project(folder / OWN_PROJECT)
+        static = table.get("name") and table.get("version") and not table.get("dynamic")
+        if not static and _has_build(folder):
+            return True
+    return False
+
+
+def list_deciding(tree: project_tree.Tree) -> Iterator[str]:
+    """What the packages of the tree's projects depend on."""
+    if any(os.path.basename(name) in FILES for name in tree.files):
+        yield from _list_deciding(tree.root, ".", tree.files)
+
+
 def _list_deciding(root: Path, folder: str, files: Iterable[str]) -> Iterator[str]:
     """What a build depends on, beside the code of packages: which folders have any, the files
     beside pyproject.toml, lists of requirements, and where versions are."""
@@ -336,35 +347,41 @@ def _hash_files(root: Path, files: Iterable[str]) -> str:
     return hash_parts(*read())
 
 
-def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Project:
-    """What uv installs of a copy: backends write beside the sources."""
+@contextmanager
+def copy_tree(tree: project_tree.Tree) -> Iterator[Path]:
+    """A copy, for backends that write beside the sources."""
     with tempfile.TemporaryDirectory() as scratch:
-        copy, out = Path(scratch, "tree"), Path(scratch, "out")
+        copy = Path(scratch, "tree").resolve()
         for name in tree.files:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             with suppress(OSError):
                 shutil.copy2(tree.root / name, copy / name, follow_symlinks=False)
         if (git := tree.root / ".git").exists():  # from which some find the version
             (copy / ".git").write_text(f"gitdir: {git}" if git.is_dir() else git.read_text())
+        yield copy
+
+
+def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Project:
+    """What uv installs of a copy."""
+    with tempfile.TemporaryDirectory() as scratch, copy_tree(tree) as copy:
+        out = Path(scratch, "out")
         what = plain.folder if plain.folder != "." else plain.name
         options = ("--no-deps", "--python", sys.executable, "--target", str(out))
         words = ("pip", "install", "--quiet", *options, str(copy / plain.folder))
         try:
-            with suppress(ClusterctlError):
-                call_uv(what, *words, "--offline", **LOCKS)
-            if not any(out.glob("*.dist-info")):
-                call_uv(what, *words, **LOCKS, UV_HTTP_RETRIES="1")
+            if not run_uv(*words, "--offline").ok:
+                call_uv(what, *words)
         except ClusterctlError as error:
             why = error.message.removeprefix(f"{what}: ").replace(f"{copy}/", "")
             return msgspec.structs.replace(plain, problem=why)
-        return _read_installed(out, plain, files, copy.resolve(), tree.root)
+        return _read_installed(out, plain, files, copy, tree.root)
 
 
 def _read_installed(
     out: Path, plain: Project, files: Sequence[str], copy: Path, root: Path
 ) -> Project:
     (info,) = out.glob("*.dist-info")
-    metadata, needs = _split_local((info / "METADATA").read_text(encoding="utf-8"), copy)
+    metadata = (info / "METADATA").read_text(encoding="utf-8").replace(str(copy), str(root))
     own = [(f"{info.name}/METADATA", metadata.encode(), 0o644)]
     packaged = []
     for path in (path for path in out.rglob("*") if path.is_file() and path.name != ".lock"):
@@ -391,7 +408,6 @@ def _read_installed(
         paths=tuple(places) or plain.paths,
         made=tuple(made),
         own=tuple(own),
-        needs=tuple(needs),
         compiled=any(name.endswith(".so") for name in missing),
         content=_hash_files(root, files) if missing else "",
     )
@@ -419,19 +435,6 @@ def _find_places(packaged: Iterable[str], files: Sequence[str]) -> tuple[list[st
         places.append(best)
         left = {name: some for name, some in left.items() if best not in some}
     return places, list(left)
-
-
-def _split_local(metadata: str, copy: Path) -> tuple[str, list[str]]:
-    """The metadata with plain names of projects that are folders of the tree, and these folders."""
-    lines, folders = [], []
-    for line in metadata.splitlines():
-        found = _LOCAL_PROJECT.fullmatch(line.removeprefix("Requires-Dist: "))
-        place = Path(found[3]).resolve() if found else copy
-        if found and line.startswith("Requires-Dist: ") and place.is_relative_to(copy):
-            folders.append(str(place.relative_to(copy)))
-            line = f"Requires-Dist: {found[1]}{found[2] or ''}{found[4]}"
-        lines.append(line)
-    return "\n".join((*lines, "")), folders
 
 
 def _describe(tree: project_tree.Tree, folder: Path) -> Project:
@@ -465,30 +468,6 @@ def _list_scripts(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, entry in scripts.items() if isinstance(scripts, dict) else ():
         if (found := _ENTRY.fullmatch(str(entry))) and _COMMAND.fullmatch(name):
             yield name, found[1], found[2]
-
-
-def list_sources(folder: Path, root: Path) -> Iterator[str]:
-    """The folders that `[tool.uv.sources]` names, by a path or as members of the workspace."""
-    try:
-        tool = _filter_tables(read_toml(folder / OWN_PROJECT)).get("tool", {})
-    except (UsageError, OSError):
-        return
-    sources = _filter_tables(_filter_tables(tool).get("uv")).get("sources", {})
-    rows = {
-        k: [r for r in (v if isinstance(v, list) else [v]) if isinstance(r, dict)]
-        for k, v in sources.items()
-    }
-    members: dict[str, str] = {}
-    if any(row.get("workspace") for some in rows.values() for row in some):
-        said = call_uv(OWN_PROJECT, "workspace", "list", "--paths", "--project", str(folder))
-        for line in said.splitlines():
-            name = _read_own_project(Path(line) / OWN_PROJECT).get("name", "")
-            members[make_plain_name(str(name))] = line
-    for name, some in rows.items():
-        for row in some:
-            place = members.get(make_plain_name(name)) if row.get("workspace") else row.get("path")
-            if place and (folder / place).is_dir():
-                yield os.path.relpath(folder / place, root)
 
 
 def _read_own_project(path: Path) -> Mapping[str, Any]:

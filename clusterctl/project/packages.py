@@ -1,8 +1,8 @@
-"""The packages that a program asks for (its requirements files), beside those of the nodes' Python:
-resolved and downloaded here by uv, and brought to the nodes, which need no internet.
+"""The packages that a program asks for, beside those of the nodes' Python: uv reads the files that
+name them where they lie, resolves and downloads here, and nodes get them without an internet.
 
-What a job asks for is kept in the state home under the digest of its text, so that a job can be run
-again. The environment of a node is a folder named by that and by what it adds to: the node's Python
+What uv resolved for a job, versions with hashes, is kept in the state home, and a rerun installs
+that. The environment of a node is a folder named by it and by what it adds to: the node's Python
 with its torch and mpi4py, which are kept.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from email import message_from_string
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
@@ -27,23 +27,26 @@ import msgspec
 
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
-from clusterctl.core.model import Cluster, Node, Python, make_error
-from clusterctl.core.text import count, format_bytes, parse_toml, read_toml
+from clusterctl.core.model import Cluster, Node, NodeResult, Python, make_error
+from clusterctl.core.text import count, format_bytes, parse_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
 from clusterctl.project.own_project import (
     FETCH_TIMEOUT,
     NONE,
+    UNREADABLE,
     call_uv,
+    check_uv,
     hash_parts,
     is_like_here,
     make_plain_name,
+    run_uv,
 )
 from clusterctl.project.program import Resolved, find_closest
 from clusterctl.project.words import find_shell_text
 from clusterctl.state.files import write_atomic
-from clusterctl.state.home import Home
+from clusterctl.state.home import Home, find_home
 from clusterctl.transport.pool import Pool
 
 KEPT = ("torch", "mpi4py")
@@ -59,29 +62,21 @@ _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytor
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a program asks for.
-
-    Args:
-        source: The file that says it, for people.
-        texts: The files for uv, by name; the first one names the others.
-        asked: Given by --requirements, not only found: it may install torch.
-        locked: The first of `texts` is what uv has exported from a lock.
-    """
+    """What a program asks for."""
 
     source: str
-    texts: dict[str, str]
+    """The file that says it, for people."""
+    file: Path | None = None
+    """What uv reads; of a lock, the project's pyproject.toml. None: no packages at all."""
+    text: str = ""
+    """What that file says, with those that it includes."""
     asked: bool = False
+    """Given by --requirements, not only found: it may install torch."""
     locked: bool = False
-    requirements: tuple[str, ...] | None = None
-    """Those of a file that was only found and that the nodes may have already (see `installed`);
-    None where they are installed in any case."""
+    lines: str = ""
+    """Those of another kind of file that uv gets instead of it."""
     warning: str = ""
     """What the file asks for beside that, and nobody installs; for people."""
-    local: dict[str, str] = field(default_factory=dict)
-    """Projects of the tree among these packages, with their metadata: their code travels with the
-    tree, only what they need is installed."""
-    folders: tuple[str, ...] = ()
-    """The folders of these projects, relative to the tree's root."""
 
     @property
     def decides(self) -> bool:
@@ -89,20 +84,46 @@ class Wanted:
         to decide versions, and what was asked for is meant."""
         return self.asked or self.locked
 
+
+class Lock(msgspec.Struct, frozen=True):
+    """What uv resolved for nodes with equal Pythons."""
+
+    text: str = ""
+    """A pylock.toml, without passwords; "" for no packages."""
+    key: str = ""
+    """The digest of what the files say, for which it was decided."""
+    folders: tuple[str, ...] = ()
+    """Projects of the tree among them, relative to its root: their code travels with the tree."""
+    note: str = ""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return tuple(
+            f"{row['name']}=={row.get('version', '')}" for row, _ in split_lock(self.text)[1]
+        )
+
+
+class Packages(msgspec.Struct, frozen=True):
+    """The record of what a job's environments are made of."""
+
+    source: str
+    file: str
+    locks: dict[str, Lock]
+    """By what the Pythons of nodes have in common."""
+
     @property
     def digest(self) -> str:
-        # A version that is made of each commit must not make another environment.
-        local = (re.sub("(?m)^Version:.*$", "", text) for text in self.local.values())
-        return hash_parts(self.source, str(self.asked), *self.texts, *self.texts.values(), *local)
+        return hash_parts(
+            *(part for key in sorted(self.locks) for part in (key, self.locks[key].text))
+        )
 
 
-def save(wanted: Wanted, home: Home) -> None:
-    """Keeps what a job asks for, for its environment and for a rerun."""
-    path = _locate_stored(home, wanted.digest)
-    if path.is_file():
-        return
-    home.make(path.parent)
-    write_atomic(path, msgspec.json.encode(wanted))
+def save(packages: Packages, home: Home) -> None:
+    """Keeps what a job's environments are made of, for them and for a rerun."""
+    home.make(_locate_resolved(home, "").parent)
+    write_atomic(_locate_stored(home, packages.digest), msgspec.json.encode(packages))
+    for lock in packages.locks.values():
+        write_atomic(_locate_resolved(home, lock.key), msgspec.json.encode(lock))
 
 
 def choose_packages(cluster: Cluster, python: str) -> Cluster:
@@ -134,9 +155,13 @@ def locate_packages(node: Node, digest: str) -> str:
 
 
 def _make_key(digest: str, node: Node) -> str:
+    return hash_parts(digest, _make_group(node))[:16]
+
+
+def _make_group(node: Node) -> str:
     python = _require_python(node)
     kept = (f"{name}=={version}" for name, version in _find_kept(python).items())
-    return hash_parts(digest, python.executable, python.version, node.facts.arch, *kept)[:16]
+    return " ".join((python.executable, python.version, node.facts.arch, *kept))
 
 
 def _require_python(node: Node) -> Python:
@@ -149,26 +174,42 @@ def _find_kept(python: Python) -> dict[str, str]:
     return {name: python.packages[name] for name in KEPT if name in python.packages}
 
 
-def describe_packages(wanted: Wanted, nodes: Sequence[Node]) -> str:
+def describe_packages(wanted: Wanted, packages: Packages, nodes: Sequence[Node]) -> str:
     """What is installed, and what of the nodes is kept."""
     kept = {
         f"{name} {v}" for node in nodes for name, v in _find_kept(_require_python(node)).items()
     }
     beside = f" beside {' and '.join(sorted(kept))} of the nodes" if kept else ""
-    python = {_require_python(node).executable for node in nodes} if wanted.texts else set()
+    python = {_require_python(node).executable for node in nodes}
     other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
-    off = "" if wanted.requirements is None else f" (`--requirements {NONE}` turns this off)"
-    return f"using the packages of {wanted.source}{beside}{other}{off}"
+    off = "" if wanted.decides else f" (`--requirements {NONE}` turns this off)"
+    notes = dict.fromkeys(lock.note for lock in packages.locks.values() if lock.note)
+    return "; ".join((f"using the packages of {wanted.source}{beside}{other}{off}", *notes))
 
 
 def read_versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
     """The packages of the job's environment on that node, as `name==version`."""
-    if not digest or node.facts.python is None:
-        return ()
-    with suppress(OSError):
-        text = (home.packages / f"{_make_key(digest, node)}.txt").read_text(encoding="utf-8")
-        return tuple(entry.split()[0] for entry in list_entries(text))
+    if digest and node.facts.python is not None:
+        with suppress(LaunchError):
+            return _choose_lock(read_packages(digest, home), node).packages
     return ()
+
+
+def read_packages(digest: str, home: Home) -> Packages:
+    stored = _locate_stored(home, digest)
+    try:
+        return msgspec.json.decode(stored.read_bytes(), type=Packages)
+    except (OSError, msgspec.DecodeError) as error:
+        raise LaunchError(
+            f"the list of packages of this job cannot be read: {stored}",
+            hint="start it again with `clusterctl run`",
+        ) from error
+
+
+def _choose_lock(packages: Packages, node: Node) -> Lock:
+    """That of the node's Python; of a job that is run again elsewhere, the one that it had."""
+    first = next(iter(packages.locks.values()))
+    return packages.locks.get(_make_group(node), first)
 
 
 def install(
@@ -195,11 +236,11 @@ def install(
         _Environment(digest, key, pool, home, report).bring_to(nodes)
 
 
-def check_command(word: str, wanted: Wanted, nodes: Sequence[Node], pool: Pool) -> None:
+def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Pool) -> None:
     """Raises UsageError where the job's environment has no command of that name."""
     commands = {
         node.name: (
-            f"cd {quote(locate_packages(node, wanted.digest))}/bin && ls && [ -x {quote(word)} ]"
+            f"cd {quote(locate_packages(node, packages.digest))}/bin && ls && [ -x {quote(word)} ]"
         )
         for node in nodes[:1]
     }
@@ -209,7 +250,7 @@ def check_command(word: str, wanted: Wanted, nodes: Sequence[Node], pool: Pool) 
         if not result.ok:
             close = find_closest(Path(word), result.text.split())
             raise UsageError(
-                f"no script named {word!r}, and no package of {wanted.source} has such a command",
+                f"no script named {word!r}, and no package of {packages.source} has such a command",
                 hint=f"did you mean {close}?"
                 if close
                 else f"for a command of the nodes: clusterctl run -- {word}",
@@ -287,24 +328,20 @@ class _Environment:
         """Downloads the packages, and sends them to the first node."""
         python = _require_python(node)
         with tempfile.TemporaryDirectory(dir=self._home.make(self._home.packages)) as scratch:
-            lock, packages = Path(scratch, "lock.txt"), Path(scratch, "packages")
+            lock, packages = Path(scratch, "pylock.toml"), Path(scratch, "packages")
             packages.mkdir()
-            wanted = self._read_wanted()
-            text = self._resolve(node, wanted)
-            lines = list_lines(wanted.texts)
-            lock.write_text("\n".join((*lines, text)), encoding="utf-8")
-            number = len(list_entries(text))
+            wanted = read_packages(self._digest, self._home)
+            chosen = _choose_lock(wanted, node)
+            number = len(chosen.packages)
             self._report(f"fetching {count(number, 'package')} for Python {python.version}")
             if number:
+                lock.write_text(_add_passwords(chosen.text, Path(wanted.file)), encoding="utf-8")
                 options = ["--no-deps", "--target", str(packages), "--requirements", str(lock)]
-                # Versions are decided: one that only a later index has is looked for there.
-                options += ["--index-strategy", "unsafe-best-match"]
-                if any("--hash" in text for text in wanted.texts.values()):
-                    options += ["--constraints", str(write_texts(wanted, Path(scratch)))]
                 if not is_like_here(node):
                     options += ["--no-build"]
-                target = make_target_options(node)
-                call_uv(wanted.source, "pip", "install", "--quiet", *options, *target)
+                words = ("pip", "install", "--quiet", *options, *make_target_options(node))
+                project = Path(wanted.file).parent
+                call_uv(wanted.source, *words, cwd=project if project.is_dir() else None)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
             self._report(f"copying {format_bytes(size)} of packages to {node.name}")
             place = self._locate_packages(node, self._locate_scratch(node))
@@ -312,45 +349,6 @@ class _Environment:
         if not sent.ok:
             raise make_error("installing packages", replace(sent, node=node.name))
         self._set_up([node])
-
-    def _read_wanted(self) -> Wanted:
-        stored = _locate_stored(self._home, self._digest)
-        try:
-            return msgspec.json.decode(stored.read_bytes(), type=Wanted)
-        except (OSError, msgspec.DecodeError) as error:
-            raise LaunchError(
-                f"the list of packages of this job cannot be read: {stored}",
-                hint="start it again with `clusterctl run`",
-            ) from error
-
-    def _resolve(self, node: Node, wanted: Wanted) -> str:
-        """Exact versions for that node; decided once."""
-        path = self._home.packages / f"{self._key}.txt"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-        python = _require_python(node)
-        kept = _keep(wanted, node, self._report)
-        self._report(f"resolving the packages of {wanted.source} for Python {python.version}")
-        text = (
-            next(iter(wanted.texts.values()))
-            if wanted.locked
-            else resolve_packages(wanted, kept, node)
-        )
-        entries = [
-            entry
-            for entry in list_entries(text)
-            if read_name(entry) not in kept
-            and not ("torch" in kept and _CUDA.match(read_name(entry)))
-        ]
-        if not wanted.decides and any(read_name(entry) == "torch" for entry in entries):
-            raise LaunchError(
-                f"{wanted.source} needs torch, which {node.name} does not have",
-                hint=f"`--requirements {wanted.source}` installs it (it may be gigabytes),"
-                f" `--requirements {NONE}` installs nothing",
-            )
-        text = "".join(f"{entry}\n" for entry in entries)
-        write_atomic(path, text.encode())
-        return text
 
     def _pass_on(self, pairs: dict[str, Node], nodes: dict[str, Node]) -> None:
         """From each of these nodes to another one, over the network between them."""
@@ -393,12 +391,14 @@ def _run_inside(node: Node, command: str) -> str:
     return f"exec {quote(f'{node.root}/bin/clusterctl-ssh')} {node.name} {quote(command)}"
 
 
-def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str, str]:
-    """What of the node's Python stays: all but what the file pins to another version."""
-    kept = {}
+def _keep(wanted: Wanted, node: Node, said: str) -> tuple[dict[str, str], str]:
+    """What of the node's Python stays: all but what the file, which says that, pins to another
+    version; and a note about those."""
+    kept, notes = {}, []
     for name, version in _find_kept(_require_python(node)).items():
-        pattern = rf"(?mi)(?:^|[\"'\s]){name}(?:\[[^]]*\])?\s*===?\s*([0-9][\w.+!*]*)"
-        pins = [pin for text in wanted.texts.values() for pin in re.findall(pattern, text)]
+        pins = re.findall(
+            rf"(?mi)(?:^|[\"'\s]){name}(?:\[[^]]*\])?\s*===?\s*([0-9][\w.+!*]*)", said
+        )
         if not pins or any(_is_same(pin, version) for pin in pins):
             kept[name] = version
             continue
@@ -408,8 +408,8 @@ def _keep(wanted: Wanted, node: Node, report: Callable[[str], None]) -> dict[str
                 hint=f"`--requirements {wanted.source}` installs that of the file,"
                 f" `--requirements {NONE}` installs nothing",
             )
-        report(f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}")
-    return kept
+        notes.append(f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}")
+    return kept, "; ".join(notes)
 
 
 def _is_same(pin: str, version: str) -> bool:
@@ -425,20 +425,17 @@ def _locate_stored(home: Home, digest: str) -> Path:
     return home.packages / f"{digest}.json"
 
 
+def _locate_resolved(home: Home, key: str) -> Path:
+    return home.packages / "resolved" / f"{key}.json"
+
+
 # -------------------------------------------------------------------------------------------------
-# The packages that a program asks for, as --requirements or the files of its tree name them.
+# The file that asks for a program's packages: that of --requirements, or one of its tree.
 
 
-_BLOCK = re.compile(r"(?m)^# /// script$\n(?:^#.*$\n?)*")
-"""The comment that begins with one: uv decides where the block ends, and whether it is valid.
-https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
+_BLOCK = re.compile(r"(?m)^# /// script$(?:\n#.*)*?\n# *dependencies\b")
+"""https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
-_LOCAL = re.compile(
-    r"(?m)^[ \t]*(?:(?:-e|--editable)[ \t=]+)?"
-    r"(?:[\w.-]+(?P<extras>\[[^]]*\])?[ \t]*@[ \t]*)?(?:file:(?://)?)?"
-    r"(?P<place>['\"]?[\w./-]+)(?P<more>\[[^]]*\])?['\"]?[ \t]*(?:#.*)?(?:$\n?|\Z)"
-)
-"""`-e .`, `libs/common`, `./libs/common[train]`, `common @ file:///…/libs/common`."""
 
 PROJECT, LOCK = own_project.OWN_PROJECT, "uv.lock"
 
@@ -458,13 +455,13 @@ def find_package_files(resolved: Resolved, given: str, python: str = "") -> Want
     found = _find(resolved, given)
     if not python or found:
         return found
-    return Wanted(f"--python {python}", {"requirements.txt": ""})
+    return Wanted(f"--python {python}")
 
 
 def is_named(wanted: Wanted, word: str) -> bool:
     """Whether what is asked for has that name, in whatever spelling."""
     pattern = rf"(?i)\b{'[-_.]+'.join(map(re.escape, re.split('[-_.]+', word)))}\b"
-    return any(re.search(pattern, text) for text in wanted.texts.values())
+    return re.search(pattern, wanted.text) is not None
 
 
 def _find(resolved: Resolved, given: str) -> Wanted | None:
@@ -523,13 +520,13 @@ def _find_in(folder: Path, tree: project_tree.Tree) -> Wanted | None:
     """What a file of that folder asks for, if it names packages. An empty list is an answer too:
     nothing is looked for above it."""
     if lock := _find_lock(folder, tree):
-        return _read_lock(folder, lock, tree, asked=False)
+        return _read_lock(folder, lock, asked=False)
     if (path := folder / "requirements.txt").is_file():
         return _read(path, tree, asked=False)
-    if found := _read_project(folder, tree, asked=False):
-        return found
+    if (name := own_project.find_file(folder)) and own_project.list_requirements(tree, folder):
+        return _read(folder / name, tree, asked=False)
     for name in _CONDA:
-        if (path := folder / name).is_file() and (environment := _read_conda(path, tree)):
+        if (path := folder / name).is_file() and (environment := _read_conda(path, asked=False)):
             return environment
     return None
 
@@ -549,68 +546,12 @@ def _find_lock(folder: Path, tree: project_tree.Tree) -> Path | None:
     return None
 
 
-def _read_lock(folder: Path, lock: Path, tree: project_tree.Tree, *, asked: bool) -> Wanted:
-    """What uv makes of the lock for the project in that folder. Projects of the tree in it are used
-    where they lie."""
-    options = ("--quiet", "--frozen", "--no-dev", "--no-header", "--no-annotate")
-    text = call_uv(LOCK, "export", *options, "--project", str(folder))
-    project = _read_text(folder / PROJECT)
-    lines = list_tables({PROJECT: project}, only_some=True)
-    folders = []
-    for entry in list_entries(re.sub("(?m)^-e ", "", text)):
-        name = re.split(r" ;| \\\\", entry)[0].strip()
-        if not name.startswith("."):
-            lines.append(entry)
-        elif (lock.parent / name).is_dir():
-            folders.append(lock.parent / name)
-        else:
-            lines.append(entry.replace(name, str(lock.parent / name), 1))
-    return Wanted(
-        LOCK,
-        {"requirements.txt": "\n".join((*lines, ""))},
-        asked,
-        locked=True,
-        folders=tuple(one.folder for one in own_project.collect_own_project(tree, folders)),
-    )
+def _read_lock(folder: Path, lock: Path, *, asked: bool) -> Wanted:
+    said = _read_text(folder / PROJECT) + _read_text(lock)
+    return Wanted(LOCK, folder / PROJECT, said, asked, locked=True)
 
 
-def _read_project(folder: Path, tree: project_tree.Tree, *, asked: bool) -> Wanted | None:
-    """What the project in that folder depends on; None for nothing. uv reads what its
-    pyproject.toml says by itself; the rest is known when it is built."""
-    source = own_project.find_file(folder)
-    if not source:
-        return None
-    whole = read_toml(folder / PROJECT) if (folder / PROJECT).is_file() else {}
-    table = whole.get("project", {})
-    if "dependencies" in table:
-        texts, lines = {PROJECT: _read_text(folder / PROJECT)}, list(table["dependencies"])
-        needs = own_project.list_sources(folder, tree.root)
-        projects = own_project.collect_own_project(tree, (tree.root / place for place in needs))
-    else:
-        project, *projects = own_project.collect_own_project(tree, [folder])
-        given = {PROJECT: _read_text(folder / PROJECT)} if whole else {}
-        lines = project.requirements
-        indexes = list_tables(given, only_some=False)
-        texts = {"requirements.txt": "\n".join((*indexes, *lines, ""))}
-    return _add_local(Wanted(source, texts, asked), projects, lines) if lines else None
-
-
-def _add_local(
-    wanted: Wanted, projects: Sequence[own_project.Project], lines: Iterable[str]
-) -> Wanted:
-    """With the projects of the tree that it needs; `lines`: its requirements."""
-    local = {make_plain_name(one.name): one.essentials for one in projects if one.name}
-    requirements: tuple[str, ...] | None = None
-    if not wanted.asked:
-        every = [*lines, *(line for project in projects for line in project.requirements)]
-        inner = [line for line in every if read_name(line) in local]
-        if not any("[" in line for line in inner):  # extras, which only uv follows
-            requirements = tuple(line for line in every if line not in inner)
-    folders = tuple(project.folder for project in projects)
-    return replace(wanted, local=local, folders=folders, requirements=requirements)
-
-
-def _read_conda(path: Path, tree: project_tree.Tree, *, asked: bool = False) -> Wanted | None:
+def _read_conda(path: Path, *, asked: bool) -> Wanted | None:
     """What its section `pip` asks for; None for a file that asks for nothing."""
     text = _read_text(path)
     others = "".join(_DEPENDENCIES.findall(_PIP_SECTION.sub("", text)))
@@ -622,107 +563,55 @@ def _read_conda(path: Path, tree: project_tree.Tree, *, asked: bool = False) -> 
         )
     if not (warning or _PIP_SECTION.search(text)):
         return None
-    return replace(_read_lines(path, tree, asked=asked), warning=warning)
-
-
-def _read_pip_section(text: str) -> str:
-    """The requirements of an environment.yml that pip installs."""
     items = "".join(section["items"] for section in _PIP_SECTION.finditer(text))
     lines = (found[2] for found in re.finditer(r"(?m)^\s*- +([\"']?)(.*?)\1\s*(?:\s#.*)?$", items))
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _list_lines(texts: Mapping[str, str]) -> Iterator[str]:
-    """The requirements of these files, without hashes and comments."""
-    for text in texts.values():
-        for line in re.sub(r"\\\n", " ", text).splitlines():
-            words = re.sub(r"(^|\s)#.*", "", line).split(" --hash")[0].strip()
-            if words and not words.startswith("-"):
-                yield words
+    text = "".join(f"{line}\n" for line in lines)
+    said = text + "".join(_read_included(text, path.parent, {path}))
+    return Wanted(path.name, path, said, asked, lines=text, warning=warning)
 
 
 def _read(path: Path, tree: project_tree.Tree, *, asked: bool) -> Wanted:
     if not path.is_file():
         raise UsageError(f"--requirements: no such file: {path}", hint=f"a file, or {NONE}")
-    folder = path.absolute().parent
+    path = path.absolute()
     if path.name == LOCK:
-        return _read_lock(folder, folder / LOCK, tree, asked=asked)
-    if path.name in own_project.FILES:
-        nothing = Wanted(path.name, {"requirements.txt": ""}, asked)
-        return _read_project(folder, tree, asked=asked) or nothing
-    if path.suffix == ".py":
+        return _read_lock(path.parent, path, asked=asked)
+    if path.suffix in SUFFIXES:
+        if environment := _read_conda(path, asked=asked):
+            return environment
+        raise UsageError(f"{path} names no packages for pip", hint="check its `dependencies`")
+    if path.suffix == ".py" and path.name not in own_project.FILES:
         if found := _read_block(path, asked=asked):
             return found
         raise UsageError(
             f"--requirements: {path} has no `# /// script` block", hint="name a requirements file"
         )
-    if path.suffix in SUFFIXES:
-        if environment := _read_conda(path, tree, asked=asked):
-            return environment
-        raise UsageError(f"{path} names no packages for pip", hint="check its `dependencies`")
-    if path.suffix not in (".txt", ".in"):
+    if path.suffix not in (".txt", ".in") and path.name not in own_project.FILES:
         raise UsageError(
             f"--requirements: {path} is not a file of packages",
             hint="uv.lock, pyproject.toml, setup.py, a requirements .txt file, environment.yml, or"
             " a script with a block",
         )
-    return _read_lines(path, tree, asked=asked)
+    return Wanted(path.name, path, "".join(_read_all(path, set())), asked)
 
 
-def _read_lines(path: Path, tree: project_tree.Tree, *, asked: bool) -> Wanted:
-    """What a file of requirements says, or conda's, with those that it includes."""
-    texts: dict[str, str] = {}
-    folders: list[Path] = []
-    _collect(path, path.parent, texts, folders, tree)
-    projects = own_project.collect_own_project(tree, folders)
-    return _add_local(Wanted(path.name, texts, asked), projects, _list_lines(texts))
+def _read_all(path: Path, seen: set[Path]) -> Iterator[str]:
+    """The text of a file, and of those that it includes."""
+    seen.add(path)
+    yield (text := _read_text(path))
+    if path.suffix in (".txt", ".in"):
+        yield from _read_included(text, path.parent, seen)
 
 
-def _collect(
-    path: Path, root: Path, texts: dict[str, str], folders: list[Path], tree: project_tree.Tree
-) -> None:
-    """A requirements file, or conda's, and those that it includes; a project of the tree in them by
-    its name."""
-    name = os.path.relpath(path, root)
-    conda = path.suffix in SUFFIXES
-    name += ".txt" * conda  # by which uv knows what it is
-    if name in texts:
-        return
-    if name.startswith(".."):
-        raise UsageError(
-            f"{path} is outside {root}, whose requirements include it",
-            hint=f"move it there, or `--requirements {NONE}`",
-        )
-    text = _read_text(path)
-    if conda:
-        text = _read_pip_section(text)
-
-    def name_project(found: re.Match[str]) -> str:
-        place = found["place"].strip("'\"")
-        folder, extras = (path.parent / place).resolve(), found["extras"] or found["more"] or ""
-        if re.fullmatch(r"[\w-][\w.-]*(\[[^]]*\])?", found[0].split("#")[0].strip()):
-            return str(found[0])  # `yaml` is a package, whatever has that name here
-        if folder.is_file():
-            return f"{folder}\n"
-        if not folder.is_dir():
-            hint = f"correct that line, or `--requirements {NONE}`"
-            raise UsageError(f"{path}: no such folder: {place}", hint=hint)
-        folders.append(folder)
-        own = own_project.collect_own_project(tree, [folder])[0].name
-        return f"{own}{extras}\n" if own else ""
-
-    text = make_absolute(_LOCAL.sub(name_project, text), path.parent)
-    texts[name] = text
-    for included in _INCLUDED.findall(text):
-        if "://" not in included:
-            _collect(path.parent / included, root, texts, folders, tree)
+def _read_included(text: str, folder: Path, seen: set[Path]) -> Iterator[str]:
+    for name in _INCLUDED.findall(text):
+        if (path := folder / name).is_file() and path not in seen:
+            yield from _read_all(path, seen)
 
 
 def _read_block(script: Path, *, asked: bool) -> Wanted | None:
-    found = _BLOCK.search(_read_text(script))
-    if not found or "dependencies" not in found[0]:
-        return None
-    return Wanted(script.name, {f"{script.stem}.py": f"{found[0]}\n"}, asked)
+    text = _read_text(script)
+    return Wanted(script.name, script, text, asked) if _BLOCK.search(text) else None
 
 
 def _read_text(path: Path) -> str:
@@ -738,110 +627,199 @@ def _read_text(path: Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# Where the files of a project say that its packages are found, and which files they may be.
-#
-# Lines with passwords, perhaps: they are handed to uv in files, and are in no message.
-
-
-_OPTION = re.compile(
-    r"(?m)^[ \t]*((?:-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--no-binary"
-    r"|--only-binary|--trusted-host)(?:[ \t=].*)?)$"
-)
-_RELATIVE = re.compile(r"(?m)^([ \t]*(?:-f|--find-links)[ \t=]+)(?![\w+]+:|/|\$)(\S+)")
-
-
-def list_lines(texts: Mapping[str, str]) -> list[str]:
-    """Lines for uv about where to fetch the versions that are decided."""
-    found: list[str] = []
-    for name, text in texts.items():
-        if name.endswith((".txt", ".in")):
-            found += (line.strip() for line in _OPTION.findall(text))
-    return list(dict.fromkeys((*found, *list_tables(texts, only_some=True))))
-
-
-def list_tables(texts: Mapping[str, str], *, only_some: bool) -> list[str]:
-    """The indexes and `find-links` of `[tool.uv]` in a pyproject.toml or in a script's block, as
-    lines of a requirements file; with `only_some`, also those that only some packages name."""
-    found: list[str] = []
-    for name, text in texts.items():
-        if name.endswith(".py"):
-            block = text.rpartition("\n# ///\n")[0].splitlines(True)[1:]
-            text = "".join(re.sub("^# ?", "", line) for line in block)
-        elif name != "pyproject.toml":
-            continue
-        table: dict[str, Any] = parse_toml(text, name).get("tool", {}).get("uv", {})
-        found += (
-            f"{'--index-url' if index.get('default') else '--extra-index-url'} {index['url']}"
-            for index in table.get("index", ())
-            if "://" in str(index.get("url", "")) and (only_some or not index.get("explicit"))
-        )
-        found += (
-            f"--find-links {place}"
-            for place in table.get("find-links", ())
-            if "://" in place or place.startswith("/")  # uv looks for others beside the file
-        )
-    return found
-
-
-def make_absolute(text: str, folder: Path) -> str:
-    """The requirements with the full paths of folders that they name with --find-links."""
-    return _RELATIVE.sub(lambda found: found[1] + str((folder / found[2]).resolve()), text)
-
-
-# -------------------------------------------------------------------------------------------------
 # What uv makes of it: exact versions for the Python and the platform of a node.
 
 
-def resolve_packages(wanted: Wanted, kept: Mapping[str, str], node: Node) -> str:
-    """uv's answer: exact versions with hashes. What is kept, and projects of the tree, are there as
-    wheels without content."""
+_FORMAT = ("--format", "pylock.toml", "--no-header")
+_EXPORT = ("export", "--quiet", "--frozen", "--no-dev", *_FORMAT)
+_OFFLINE = ("--offline", "--no-index", "--no-build")
+_HEAD = "[[packages]]\n"
+_VERSION = re.compile(r"\d+(\.\d+)*([.-]?(a|b|rc|post|dev)\.?\d+)*(\+[\w.]+)?")
+"""Those of packages of Debian may not be one for uv."""
+_FILE = re.compile(r'(?:sdist = )?\{ (?:url|path)[^{}]*hashes = \{ sha256 = "(\w+)" \} \},?')
+_PASSWORD = re.compile(r"(https?://)([^\s/@\"']+@)([^\s/\"'<>]+)")
+
+
+def resolve_packages(
+    wanted: Wanted, tree: project_tree.Tree, nodes: Iterable[Node], *, in_any_case: bool = False
+) -> tuple[Packages | None, tuple[str, ...]]:
+    """What has to be installed on these nodes, None where they have everything already, unless it
+    has to be `in_any_case`; and the projects of the tree that it asks for."""
+    groups = {_make_group(node): node for node in nodes}
+    if not (wanted.decides or in_any_case):
+        there = [_find_installed(wanted, tree, node) for node in groups.values()]
+        if None not in there:
+            return None, tuple(dict.fromkeys(one for some in there for one in some or ()))
+    locks = {key: _resolve(wanted, tree, node) for key, node in groups.items()}
+    folders = dict.fromkeys(folder for lock in locks.values() for folder in lock.folders)
+    return Packages(wanted.source, str(wanted.file or ""), locks), tuple(folders)
+
+
+def check_file(wanted: Wanted) -> None:
+    """Raises UsageError for a file that uv does not understand, whatever nodes there will be."""
+    if wanted.file and not wanted.locked:
+        given = "-" if wanted.lines or wanted.file.suffix in SUFFIXES else wanted.file.name
+        words = ("pip", "compile", given, *_FORMAT, "--no-deps", *_OFFLINE)
+        result = run_uv(*words, cwd=wanted.file.parent, stdin=wanted.lines.encode())
+        if UNREADABLE.search(result.complaints):
+            check_uv(wanted.source, result, wanted.file.parent)
+
+
+def _find_installed(wanted: Wanted, tree: project_tree.Tree, node: Node) -> list[str] | None:
+    """The projects of the tree that it asks for, where the node has all else; asks no index. None
+    as well where that cannot be told without a build."""
+    python = _require_python(node)
+    installed = (word.partition("==")[::2] for word in python.installed.split())
+    there = {**python.packages, **{name: v for name, v in installed if _VERSION.fullmatch(v)}}
+    rows = (f'{_HEAD}name = "{name}"\nversion = "{version}"\n' for name, version in there.items())
     with tempfile.TemporaryDirectory() as scratch:
-        wheels = Path(scratch, "wheels")
-        wheels.mkdir()
-        for name, version in kept.items():
-            head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-            _write_stub(wheels, name, head)
-        pins = Path(scratch, "kept.txt")
+        out = Path(scratch, "pylock.installed.toml")
+        out.write_text("".join(('lock-version = "1.0"\ncreated-by = "clusterctl"\n', *rows)))
+        options = ("--output-file", str(out), *_OFFLINE, "--find-links", scratch)
+        file = wanted.file or Path()
+        if not wanted.lines and file.name in own_project.FILES and own_project.needs_build(tree):
+            lines = own_project.list_requirements(tree, file.parent)
+            wanted = replace(wanted, lines="".join(f"{line}\n" for line in lines))
+        result = _compile(wanted, file, node, there, Path(scratch), *options)
+        # Whether it has those of an extra is not known.
+        if not result.ok or "does not have an extra" in result.complaints:
+            return None
+        found = split_lock(out.read_text(encoding="utf-8"))[1]
+    others = [row for row, _ in found if "directory" not in row]
+    if any("wheels" not in row or there.get(row["name"]) != row["version"] for row in others):
+        return None
+    return _list_folders(wanted, tree, found)
+
+
+def _resolve(wanted: Wanted, tree: project_tree.Tree, node: Node) -> Lock:
+    """Decided once for what the files say."""
+    if wanted.file is None:
+        return Lock()
+    said = (wanted.source, str(wanted.file), str(wanted.asked), wanted.text)
+    key = hash_parts(*said, _make_group(node), *own_project.list_deciding(tree))
+    with suppress(OSError, msgspec.DecodeError):
+        stored = _locate_resolved(find_home(), key).read_bytes()
+        return msgspec.json.decode(stored, type=Lock)
+    return msgspec.structs.replace(_ask_uv(wanted, tree, node, wanted.file), key=key)
+
+
+def _ask_uv(wanted: Wanted, tree: project_tree.Tree, node: Node, file: Path) -> Lock:
+    said, text = wanted.text, ""
+    if wanted.locked:
+        text = call_uv(LOCK, *_EXPORT, cwd=file.parent)
+        said = "\n".join(f"{row['name']}=={row.get('version')}" for row, _ in split_lock(text)[1])
+    kept, note = _keep(wanted, node, said)
+    if not wanted.locked:
+        text = _compile_beside(wanted, kept, tree, node, file)
+    head, found = split_lock(text)
+    parts = []
+    for row, part in found:
+        name = make_plain_name(row["name"])
+        brought = name in kept or ("torch" in kept and _CUDA.match(name))
+        if brought or "directory" in row:
+            continue
+        if name == "torch" and not wanted.decides:
+            raise LaunchError(
+                f"{wanted.source} needs torch, which {node.name} does not have",
+                hint=f"`--requirements {wanted.source}` installs it (it may be gigabytes),"
+                f" `--requirements {NONE}` installs nothing",
+            )
+        part = re.sub(r'\bpath = "(?!/)', f'path = "{file.parent}/', part)
+        parts.append(_HEAD + _PASSWORD.sub(r"\1\3", _drop_other_hashes(part, wanted)))
+    folders = _list_folders(wanted, tree, found)
+    text = "".join((head, *parts)) if parts else ""
+    return Lock(text, folders=tuple(folders), note=note)
+
+
+def _compile_beside(
+    wanted: Wanted, kept: Mapping[str, str], tree: project_tree.Tree, node: Node, file: Path
+) -> str:
+    """uv's answer beside what is kept of the node. Builds write beside their sources: a project
+    that has to be built for it is read from a copy of the tree."""
+    options = ["--quiet"]
+    for name in kept:
+        options += ["--no-emit-package", name]
+        if re.search(rf"(?m)^{name} *= *[\[{{]", wanted.text):  # else uv forgets the workspace
+            options += ["--no-sources-package", name]
+    if file.suffix in (".txt", ".in", *SUFFIXES) and "UV_INDEX_STRATEGY" not in os.environ:
+        # Written for pip, which takes the best version of all indexes: PyTorch's, the most
+        # usual extra one, has old versions of many packages.
+        options += ["--index-strategy", "unsafe-best-match"]
+    inside = file.is_relative_to(tree.root)
+    with ExitStack() as stack:
+        scratch, root = Path(stack.enter_context(tempfile.TemporaryDirectory())), tree.root
+        if inside and own_project.needs_build(tree):
+            root = stack.enter_context(own_project.copy_tree(tree))
+            file = root / file.relative_to(tree.root)
+            if not file.exists():  # git ignores it
+                shutil.copy2(wanted.file or file, file)
+        pins = scratch / "kept.txt"
         # Not as an option, which would take the place of the user's UV_FIND_LINKS.
-        lines = [f"--find-links {wheels}", *(f"{name}=={kept[name]}" for name in kept)]
-        # Of a pyproject.toml, uv knows them only in its own folder.
-        lines += list_tables(wanted.texts, only_some=False)
-        for name, metadata in wanted.local.items():
-            lines.append(f"{name} @ {_write_stub(wheels, name, metadata).as_uri()}")
-        pins.write_text("\n".join(lines))
-        options = ["--generate-hashes", "--no-header", "--no-annotate", "--no-strip-extras"]
+        pins.write_text("\n".join((f"--find-links {scratch}", *map("==".join, kept.items()))))
         options += ["--constraints", str(pins)]
-        for name in (*kept, *wanted.local):
-            options += ["--no-emit-package", name, "--no-sources-package", name]
-        first = write_texts(wanted, Path(scratch))
-        if first.suffix in (".txt", ".in") and "UV_INDEX_STRATEGY" not in os.environ:
-            # Written for pip, which takes the best version of all indexes: PyTorch's, the most
-            # usual extra one, has old versions of many packages.
-            options += ["--index-strategy", "unsafe-best-match"]
+        result = _compile(wanted, file, node, kept, scratch, *options)
         beside = " and ".join(f"{name} {version}" for name, version in kept.items())
         what = f"{wanted.source}, beside {beside} of {node.name}" if kept else wanted.source
-        return call_uv(
-            what, "pip", "compile", "--quiet", str(first), *options, *make_target_options(node)
+        return check_uv(what, result, root).replace(str(root), str(tree.root))
+
+
+def _compile(
+    wanted: Wanted,
+    file: Path,
+    node: Node,
+    offers: Mapping[str, str],
+    scratch: Path,
+    *options: str,
+) -> NodeResult:
+    """What uv finds for the file of these; `offers` are there as wheels without content."""
+    for name, version in offers.items():
+        stem = f"{make_plain_name(name).replace('-', '_')}-{version}"
+        with ZipFile(scratch / f"{stem}-py3-none-any.whl", "w") as wheel:
+            head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            wheel.writestr(f"{stem}.dist-info/METADATA", head)
+            wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    given = "-" if wanted.lines or file.suffix in SUFFIXES else file.name
+    words = ("pip", "compile", given, *_FORMAT, *make_target_options(node), *options)
+    return run_uv(*words, cwd=file.parent, stdin=wanted.lines.encode())
+
+
+def _list_folders(
+    wanted: Wanted, tree: project_tree.Tree, found: Iterable[tuple[dict[str, Any], str]]
+) -> list[str]:
+    place = wanted.file.parent if wanted.file else tree.root
+    paths = (row["directory"]["path"] for row, _ in found if "directory" in row)
+    return [os.path.relpath(place / path, tree.root) for path in paths]
+
+
+def _drop_other_hashes(part: str, wanted: Wanted) -> str:
+    """The part of a lock without the files that the hashes of a requirements file do not name."""
+    named = set(re.findall(r"--hash[ =]\w+:(\w+)", wanted.text))
+    if not named:
+        return part
+    kept = _FILE.sub(lambda found: found[0] if found[1] in named else "", part)
+    if not _FILE.search(kept):
+        name, version = re.findall(r'(?m)^(?:name|version) = "(.*)"', part)[:2]
+        raise LaunchError(
+            f"{wanted.source}: no hash in it is that of {name}=={version}",
+            hint="correct the hashes in the file",
         )
+    return kept
 
 
-def _write_stub(place: Path, name: str, metadata: str) -> Path:
-    stem = f"{make_plain_name(name).replace('-', '_')}-{message_from_string(metadata)['Version']}"
-    path = place / f"{stem}-py3-none-any.whl"
-    with ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
-        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{stem}.dist-info/RECORD", "")
-    return path
+def _add_passwords(text: str, file: Path) -> str:
+    """The lock with the names and passwords that the file has for its hosts."""
+    with suppress(UsageError):
+        for scheme, user, host in _PASSWORD.findall("".join(_read_all(file, set()))):
+            user = os.path.expandvars(user)
+            text = text.replace(f'"{scheme}{host}/', f'"{scheme}{user}{host}/')
+    return text
 
 
-def write_texts(wanted: Wanted, folder: Path) -> Path:
-    """Writes the files of what is asked for; returns the first one."""
-    for name, text in wanted.texts.items():
-        path = folder / "files" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    return folder / "files" / next(iter(wanted.texts))
+def split_lock(text: str) -> tuple[str, list[tuple[dict[str, Any], str]]]:
+    """The head of a pylock.toml, and its packages, each with its part of the text."""
+    head, *parts = text.split(_HEAD)
+    return head, [(parse_toml(part, "pylock.toml"), part) for part in parts]
 
 
 def make_target_options(node: Node) -> tuple[str, ...]:
@@ -850,73 +828,3 @@ def make_target_options(node: Node) -> tuple[str, ...]:
     platform = f"{node.facts.arch}-manylinux_2_28"
     own = ("--python", sys.executable)
     return (*own, "--python-version", version, "--python-platform", platform)
-
-
-def list_entries(text: str) -> list[str]:
-    """The requirements of a file that uv wrote, each with its hashes."""
-    parts = re.split(r"\n(?=\S)", text.strip())
-    return [part for part in parts if part and not part.startswith(("#", "-"))]
-
-
-def read_name(entry: str) -> str:
-    found = re.match(r"[A-Za-z0-9._-]+", entry)
-    return make_plain_name(found[0]) if found else ""
-
-
-# -------------------------------------------------------------------------------------------------
-# Whether the Python of a node has what a project's requirements ask for. Pure.
-
-
-_CONSTRAINTS = re.compile(r"(?m)^\s*(?:-c|--constraints?)\b")
-
-
-def has_all(wanted: Wanted, nodes: Iterable[Node]) -> bool:
-    """Whether nothing has to be installed on any of them, by their facts. False as well where
-    only uv can tell: for extras, URLs and constraints."""
-    if wanted.requirements is None or any(
-        _CONSTRAINTS.search(text) for text in wanted.texts.values()
-    ):
-        return False
-    return all(
-        node.facts.python is not None and _has_all(wanted.requirements, node.facts.python, node)
-        for node in nodes
-    )
-
-
-def _has_all(requirements: Iterable[str], python: Python, node: Node) -> bool:
-    there = dict(_list_installed(python))
-    # The usual answer, without the library: that takes longer than all else here.
-    if any(";" not in line and read_name(line.strip()) not in there for line in requirements):
-        return False
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    surroundings = {
-        "python_version": ".".join(python.version.split(".")[:2]),
-        "python_full_version": python.version,
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": node.facts.arch,
-        "os_name": "posix",
-        "extra": "",
-    }
-    try:
-        asked = [Requirement(line) for line in requirements]
-    except InvalidRequirement:
-        return False  # uv says what is wrong with it
-    for one in asked:
-        if one.marker and not one.marker.evaluate(surroundings):
-            continue
-        version = there.get(read_name(one.name), "")
-        if not version or one.extras or one.url:
-            return False
-        if not one.specifier.contains(version, prereleases=True):
-            return False
-    return True
-
-
-def _list_installed(python: Python) -> Iterator[tuple[str, str]]:
-    """Names, normalised, and versions."""
-    yield from python.packages.items()
-    for word in python.installed.split():
-        name, _, version = word.partition("==")
-        yield name, version

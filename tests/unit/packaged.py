@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.model import Node, Python
-from clusterctl.project import own_project, packages
+from clusterctl.project import own_project
+from clusterctl.project import packages as project_packages
 from clusterctl.project.program import Resolved, resolve_program
 from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
@@ -40,6 +41,8 @@ def build_wheel(out, config_settings=None, metadata_directory=None):
         wheel.writestr("{name}-1.0.dist-info/RECORD", "")
     open("left-behind", "w").close()
     return "{name}-1.0-py3-none-any.whl"
+
+build_editable = build_wheel
 """
 BUILT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 
@@ -88,19 +91,34 @@ def install(tmp_path: Path, need: Callable[..., None]) -> Install:
     need("uv")
 
     def install(given: str, *nodes: Node) -> Said:
-        wanted = packages.find_package_files(resolve_program("train.py", ()), given)
-        assert wanted is not None
-        packages.save(wanted, find_home())
-        return bring(wanted.digest, *nodes)
+        return bring(resolve(given, *nodes).digest, *nodes)
 
     return install
+
+
+def find(given: str = "", script: str = "train.py") -> project_packages.Wanted | None:
+    """What the program asks for."""
+    return project_packages.find_package_files(resolve_program(script, ()), given)
+
+
+def resolve(given: str, *nodes: Node) -> project_packages.Packages:
+    """What uv makes of it, as it is kept with a job."""
+    wanted = find(given)
+    assert wanted is not None
+    tree = resolve_program("train.py", ()).tree
+    packages, _ = project_packages.resolve_packages(wanted, tree, nodes, in_any_case=True)
+    assert packages is not None
+    project_packages.save(packages, find_home())
+    return packages
 
 
 def bring(digest: str, *nodes: Node) -> Said:
     said: Said = []
     where = cluster(*nodes)
     with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
-        packages.install(digest, where, [n.name for n in nodes], pool, find_home(), said.append)
+        project_packages.install(
+            digest, where, [n.name for n in nodes], pool, find_home(), said.append
+        )
     return said
 
 
@@ -128,8 +146,10 @@ def make_project(folder: Path, name: str, files: dict[str, str], *requires: str)
     (folder / "pyproject.toml").write_text(BUILT)
 
 
-def find_projects(found: Resolved, given: str = "") -> list[own_project.Project]:
-    """The projects that a run of the program uses."""
-    wanted = packages.find_package_files(found, given)
-    folders = wanted.folders if wanted else ()
+def find_projects(found: Resolved, given: str = "", *nodes: Node) -> list[own_project.Project]:
+    """The projects that a run of the program uses on these nodes."""
+    wanted = project_packages.find_package_files(found, given)
+    folders: tuple[str, ...] = ()
+    if wanted and nodes:
+        _, folders = project_packages.resolve_packages(wanted, found.tree, nodes)
     return own_project.find_own_project(found.program, found.tree, folders, given)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.project import packages
 from clusterctl.project.program import resolve_program
 from tests import wheels
 from tests.unit.packaged import (
     Install,
+    find,
     find_projects,
     here,
     index,
@@ -61,18 +61,18 @@ def test_of_an_environment_of_conda_what_pip_installs(
 ) -> None:
     """What conda alone has is named as missing."""
     Path("environment.yml").write_text(text)
-    wanted = packages.find_package_files(resolve_program("train.py", ()), "")
+    wanted = find()
     assert wanted is not None
-    assert wanted.texts == {"environment.yml.txt": lines}
-    assert bool(wanted.warning) == warned
+    assert (wanted.text, bool(wanted.warning)) == (lines, warned)
 
 
 def test_an_environment_of_conda_gets_the_files_that_it_includes(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
-    pip = "  - pip:\n    - -r requirements.in\n    - -e .\n"
+    pip = "  - pip:\n    - -r requirements.in\n    - ./index/helper-1.5-py3-none-any.whl\n"
     Path("environment.yml").write_text(f"dependencies:\n  - python\n  - pip\n{pip}")
-    Path("requirements.in").write_text("demo==1.0\nhelper\n")
+    Path("requirements.in").write_text("demo==1.0\n")
+    Path("index").symlink_to(index)
     one = here("worker-1", tmp_path)
     install("", one)
     code = "import demo, helper; print(demo.VERSION, helper.VERSION)"
@@ -85,6 +85,8 @@ def test_projects_of_the_tree_bring_what_they_need_and_are_used_where_they_lie(
     """Named by a path in a requirements file, by a project's own metadata, or by uv's sources."""
     make_project(Path("libs/one"), "one", {}, "two", "helper; extra == 'more'")
     with Path("libs/one/pyproject.toml").open("a") as file:
+        file.write('[project]\nname = "one"\nversion = "1.0"\n')
+        file.write('dynamic = ["dependencies", "optional-dependencies"]\n')
         file.write('[tool.uv.sources]\ntwo = {path = "../two"}\n')
     make_project(Path("libs/two"), "two", {}, "demo<2")
     wheels.make(index, "two", "1.0", "outdated")  # another one, of that name
@@ -97,8 +99,9 @@ def test_projects_of_the_tree_bring_what_they_need_and_are_used_where_they_lie(
         assert run(python_of(worker), "-c", code) == "1.0\n"
         names = {path.stem for path in Path(python_of(worker)).parents[1].glob("lib/*/*/*")}
         assert not {"one", "two", "outdated"} & names
-    folders = {one.folder for one in find_projects(resolve_program("train.py", ()))}
+    folders = {one.folder for one in find_projects(resolve_program("train.py", ()), "", worker)}
     assert folders == {"libs/one", "libs/two"}
+    assert not list(Path("libs").glob("*/left-behind")), "builds write into a copy"
 
 
 @pytest.mark.parametrize("locked", [False, True])
@@ -121,10 +124,10 @@ def test_members_of_a_workspace_are_used_where_they_lie(
     worker = here("worker-1", tmp_path)
     install("", worker)
     assert run(python_of(worker), "train.py") == "1.0\n"
-    paths = {path for one in find_projects(resolve_program("train.py", ())) for path in one.paths}
-    assert "packages/member/src" in paths
+    projects = find_projects(resolve_program("train.py", ()), "", worker)
+    assert "packages/member/src" in {path for one in projects for path in one.paths}
     run("git", "init", "-q")
     Path("packages/member/program.py").touch()
-    wanted = packages.find_package_files(resolve_program("packages/member/program.py", ()), "")
+    wanted = find(script="packages/member/program.py")
     assert wanted
     assert wanted.source == ("uv.lock" if locked else "pyproject.toml")

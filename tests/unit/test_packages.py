@@ -13,13 +13,17 @@ import sys
 import sysconfig
 import tarfile
 import venv
+from base64 import b64encode
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from clusterctl.errors import LaunchError, UsageError
-from clusterctl.project import packages
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
+from clusterctl.project import packages as project_packages
 from clusterctl.project.program import resolve_program
 from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
@@ -37,6 +41,7 @@ from tests.unit.packaged import (
     install,
     project,
     python_of,
+    resolve,
     run,
 )
 
@@ -46,20 +51,19 @@ __all__ = ["index", "install", "project"]
 def test_a_node_gets_the_packages_beside_those_of_its_python(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
-    Path("requirements.txt").write_text("-r more.txt\n-e .\n")
+    Path("requirements.txt").write_text("-r more.txt\n")
     Path("more.txt").write_text("demo>=1  # the newest\n")
     one = here("worker-1", tmp_path)
-    install("requirements.txt", one)
+    packages = resolve("requirements.txt", one)
+    bring(packages.digest, one)
     own = sysconfig.get_path("purelib")
     code = f"import demo, helper, sys; print(demo.VERSION, helper.VERSION, {own!r} in sys.path)"
     assert run(python_of(one), "-c", code) == "2.0 1.5 True\n"
     assert run(python_of(one).removesuffix("python") + "demo-version") == "2.0\n"
-    wanted = packages.find_package_files(resolve_program("train.py", ()), "requirements.txt")
-    assert wanted
     with Pool([one], identity=None, known_hosts=Path("none")) as pool:
-        packages.check_command("demo-version", wanted, [one], pool)
+        project_packages.check_command("demo-version", packages, [one], pool)
         with pytest.raises(UsageError, match=r"no package of requirements\.txt has") as caught:
-            packages.check_command("demo-versoin", wanted, [one], pool)
+            project_packages.check_command("demo-versoin", packages, [one], pool)
     assert caught.value.hint == "did you mean demo-version?"
 
 
@@ -146,7 +150,7 @@ def wheels_of_its_own(tmp_path: Path, index: Path) -> Path:
         (
             "train.py",
             "# /// script\n# dependencies = ['private']\n# [tool.uv]\n"
-            "# find-links = ['{url}']\n# ///\n# Copyright\n\nimport private\n",
+            "# find-links = ['{url}']\n# ///\n\nimport private\n",
         ),
     ],
 )
@@ -166,31 +170,6 @@ def test_packages_are_fetched_from_where_the_file_says(
     worker = here("worker-1", tmp_path)
     install("", worker)
     assert run(python_of(worker), "-c", "import private; print(private.VERSION)") == "1.0\n"
-
-
-def test_indexes_of_a_project_are_known_where_its_packages_are_fetched() -> None:
-    """uv reads them in the project's own folder alone. One for some packages only must not decide
-    which version of the others is taken."""
-    text = (
-        PROJECT
-        + """
-[tool.uv]
-find-links = ["./wheels"]
-[[tool.uv.index]]
-url = "https://user:word@a.example/simple"
-default = true
-[[tool.uv.index]]
-name = "torch"
-url = "https://b.example/whl"
-explicit = true
-[[tool.uv.index]]
-url = "vendored"
-"""
-    )
-    first, some = "--index-url https://user:word@a.example/simple", "--extra-index-url"
-    texts = {"pyproject.toml": text}
-    assert packages.list_tables(texts, only_some=False) == [first]
-    assert packages.list_lines(texts) == [first, f"{some} https://b.example/whl"]
 
 
 def test_a_requirements_file_means_what_pip_makes_of_it(
@@ -236,13 +215,80 @@ def test_a_hash_that_the_file_names_has_to_be_that_of_the_package(
 def test_a_job_that_is_run_again_gets_the_versions_that_it_had(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
+    """Whatever its file says now, and also on nodes with another Python."""
     Path("requirements.txt").write_text("demo\n")
-    install("requirements.txt", here("worker-1", tmp_path / "first"))
+    packages = resolve("", here("worker-1", tmp_path / "first"))
     wheels.make(index, "demo", "3.0")
-    shutil.rmtree(tmp_path / "first")
-    fresh = here("worker-1", tmp_path / "second")
-    install("requirements.txt", fresh)
-    assert run(python_of(fresh), "train.py") == "2.0\n"
+    Path("requirements.txt").write_text("demo==1.0\n")
+    for number, has in enumerate((KEPT, {})):
+        fresh = here("worker-1", tmp_path / str(number), packages=has)  # type: ignore[arg-type]
+        bring(packages.digest, fresh)
+        assert run(python_of(fresh), "train.py") == "2.0\n"
+    assert set(project_packages.read_versions(packages.digest, fresh, find_home())) == {
+        "demo==2.0",
+        "helper==1.5",
+    }
+
+
+def test_equal_versions_make_one_environment(project: Path, index: Path, tmp_path: Path) -> None:
+    """Whatever the file says beside them; the same text means the same versions."""
+    one = here("worker-1", tmp_path)
+    Path("requirements.txt").write_text("demo\n")
+    first = resolve("", one)
+    Path("requirements.txt").write_text("demo  # ours\nhelper\n")
+    assert resolve("", one).digest == first.digest
+    wheels.make(index, "demo", "3.0")
+    assert resolve("", one).digest == first.digest
+    Path("requirements.txt").write_text("-r more.txt\n")
+    Path("more.txt").write_text("demo<3\n")
+    assert resolve("", one).digest == first.digest
+    Path("more.txt").write_text("demo\n")
+    assert resolve("", one).digest != first.digest
+
+
+class Private(SimpleHTTPRequestHandler):
+    """An index for `user` with the password `s3cret`."""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") == f"Basic {b64encode(b'user:s3cret').decode()}":
+            return super().do_GET()
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", "Basic")
+        return self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.txt"])
+def test_the_password_of_an_index_stays_in_its_file(
+    name: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "www").mkdir()
+    wheels.make(tmp_path / "www" / "private", "private", "1.0")
+    wheel = "private-1.0-py3-none-any.whl"
+    (tmp_path / "www/private/index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
+    handler = partial(Private, directory=str(tmp_path / "www"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://user:s3cret@127.0.0.1:{server.server_port}"
+        table = f'[[tool.uv.index]]\nurl = "{url}"\ndefault = true\n'
+        text = f'{PROJECT}dependencies = ["private"]\n{table}'
+        Path(name).write_text(text if name == "pyproject.toml" else f"-i {url}\nprivate\n")
+        worker = here("worker-1", tmp_path)
+        packages = resolve("", worker)
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "another"))  # as if uv had forgotten it
+        bring(packages.digest, worker)
+        assert run(python_of(worker), "-c", "import private; print(private.VERSION)") == "1.0\n"
+        kept = [path.read_text() for path in find_home().packages.rglob("*.json")]
+        assert any("private" in text for text in kept)
+        assert not any("s3cret" in text for text in kept)
+        Path(name).write_text(Path(name).read_text().replace("private", "absent", 1))
+        with pytest.raises(ClusterctlError) as caught:
+            resolve("", worker)
+        assert "s3cret" not in caught.value.message
+        server.shutdown()
 
 
 def test_the_torch_of_the_nodes_is_kept(
@@ -273,8 +319,9 @@ def test_a_file_that_is_asked_for_may_bring_another_torch(
     wheels.make(index, "torch", "2.4.1")
     Path("requirements.txt").write_text("outdated\ntorch==2.4.1\n")
     one = here("worker-1", tmp_path)
-    said = install("requirements.txt", one)
-    assert "torch 2.4.1 of requirements.txt is used instead of the nodes' 2.13.0+cpu" in said
+    (lock,) = resolve("requirements.txt", one).locks.values()
+    assert lock.note == "torch 2.4.1 of requirements.txt is used instead of the nodes' 2.13.0+cpu"
+    install("requirements.txt", one)
     assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
 
 
@@ -287,7 +334,9 @@ def test_a_lock_decides_which_torch_is_used(
     wheels.make(index, "torch", "2.4.1")
     run(str(Path(sys.executable).parent / "uv"), "lock", "--quiet")
     one, kept = here("worker-1", tmp_path), here("worker-2", tmp_path)
-    assert "torch 2.4.1 of uv.lock is used instead of the nodes' 2.13.0+cpu" in install("", one)
+    (lock,) = resolve("", one).locks.values()
+    assert lock.note == "torch 2.4.1 of uv.lock is used instead of the nodes' 2.13.0+cpu"
+    install("", one)
     assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
     install("pyproject.toml", kept)
     assert not list(Path(kept.root).glob("packages/*/lib/*/site-packages/torch"))
@@ -323,7 +372,7 @@ def test_a_package_that_cannot_be_built_is_named(
         install("", here("worker-1", tmp_path))
     foreign = here("worker-2", tmp_path)
     foreign = replace(foreign, facts=replace(foreign.facts, arch="ppc64le"))
-    with pytest.raises(UsageError, match=r"broken==1\.0 has no usable wheels"):
+    with pytest.raises(LaunchError, match=r"broken.* no binary distribution"):
         install("", foreign)
 
 
@@ -351,24 +400,22 @@ def test_another_python_of_the_nodes_brings_nothing_of_theirs(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
     """Found by its name there; where it is missing, nothing is downloaded."""
-    wanted = packages.find_package_files(resolve_program("train.py", ()), "", "3.99")
+    wanted = project_packages.find_package_files(resolve_program("train.py", ()), "", "3.99")
     assert wanted is not None
     assert wanted.source == "--python 3.99"
     minor = ".".join(platform.python_version_tuple()[:2])
     Path("requirements.txt").write_text("demo==1.0\n")
-    wanted = packages.find_package_files(resolve_program("train.py", ()), "requirements.txt", minor)
-    assert wanted is not None
-    packages.save(wanted, find_home())
     one, two = here("worker-1", tmp_path), here("worker-2", tmp_path)
-    missing = packages.choose_packages(cluster(one, two), "3.99")
+    chosen = project_packages.choose_packages(cluster(one), minor)
+    packages = resolve("requirements.txt", *chosen.nodes)
+    missing = project_packages.choose_packages(cluster(one, two), "3.99")
     with pytest.raises(LaunchError, match=r"no python3.99 on worker-1, worker-2"):
-        bring(wanted.digest, *missing.nodes)
+        bring(packages.digest, *missing.nodes)
     assert not Path(one.root, "packages").exists()
-    chosen = packages.choose_packages(cluster(one), minor)
-    bring(wanted.digest, *chosen.nodes)
+    bring(packages.digest, *chosen.nodes)
     said = run(python_of(one), "-c", "import demo, sys; print(demo.VERSION, sys.version_info[:2])")
     assert said == f"1.0 ({minor.replace('.', ', ')})\n"
-    (equipped,) = packages.equip_nodes(chosen, wanted.digest).nodes
+    (equipped,) = project_packages.equip_nodes(chosen, packages.digest).nodes
     assert equipped.python == python_of(one)
 
 

@@ -43,7 +43,7 @@ from clusterctl.machines.ec2 import api, refusals
 from clusterctl.machines.local import layout
 from clusterctl.options.kinds import Option
 from clusterctl.options.verbs import VERBS
-from clusterctl.project import packages
+from clusterctl.project import packages as project_packages
 from clusterctl.project import tree as project_tree
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
@@ -320,7 +320,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
         *(reader := metrics.Reader()).read(0, text.encode()),
         *reader.finish(),
     ],
-    "uv": lambda text: [packages.read_name(entry) for entry in packages.list_entries(text)],
+    "uv": lambda text: [project_packages.split_lock(text)],
     "end of an instance": lambda text: api.read_instance(
         {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
     ),
