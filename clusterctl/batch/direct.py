@@ -113,7 +113,6 @@ class Direct(BatchSystem):
             "node_env": plan.node_env,
             "agents": plan.agents,
             "files": plan.files,
-            "notes": (*plan.notes, *plan.warnings),
             "placement": {place.node: list(place.ranks) for place in job.placement},
         }
         return Preview(tuple((title, text) for title, text in texts.items() if text), document)

@@ -365,6 +365,7 @@ def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
         stage=stage,
         stdin=stdin and {"name": stdin.name, "bytes": len(stdin.data)},
         conditions=conditions,
+        notes=(*plan.notes, *plan.warnings),
         env={**plan.env, **secrets},
         programs=plan.programs,
         reasons=[make_plain(reason) for reason in plan.reasons],
