@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import stat
 import time
 import zlib
@@ -29,6 +28,7 @@ from typing import (
     Sequence,
     Set,
     Tuple,
+    Union,
 )
 
 FOLDER = "store"
@@ -129,6 +129,7 @@ class FileStore:
         self._jobs = os.path.join(root, "jobs")
         self._parts = os.path.join(self._folder, "parts")
         self._manifests = os.path.join(self._folder, "manifests")
+        self._id = ""
 
     def locate(self, digest: str) -> str:
         """Where a whole file is, or would be."""
@@ -141,10 +142,10 @@ class FileStore:
     def identify(self) -> str:
         """The same for all nodes that share it."""
         place = os.path.join(self._folder, "id")
-        try:
-            with open(place) as file:
-                return file.read()
-        except FileNotFoundError:
+        while not self._id:
+            with contextlib.suppress(FileNotFoundError), open(place) as file:
+                self._id = file.read()
+                break
             os.makedirs(self._parts, exist_ok=True)
             os.makedirs(self._manifests, exist_ok=True)
             scratch = f"{place}.{os.urandom(8).hex()}"
@@ -153,7 +154,7 @@ class FileStore:
             with contextlib.suppress(FileExistsError):
                 os.link(scratch, place)
             os.unlink(scratch)
-            return self.identify()
+        return self._id
 
     # ---------------------------------------------------------------------------------------------
     # What is there.
@@ -196,18 +197,20 @@ class FileStore:
     # ---------------------------------------------------------------------------------------------
     # What comes.
 
-    def put(self, wanted: Missing, read: Callable[[int], bytes]) -> bool:
-        """Takes the rest of a file, so many bytes at most with each `read`; whether it is whole and
-        right. What has come stays where b"" comes before, with EOFError; a wrong one is removed."""
+    def put(self, wanted: Missing, fill: Callable[[memoryview], Optional[int]]) -> bool:
+        """Takes the rest of a file: each `fill` says how much of its buffer it has filled; whether
+        it is whole and right. What has come stays where that is nothing, with EOFError; a wrong one
+        is removed."""
         left = wanted.size - wanted.had
+        buffer = memoryview(bytearray(min(STEP, left)))
         part, path = self._open_part(wanted)
         with part:
             summed = _sum_up(part, wanted.had)
             while left:
-                data = read(min(STEP, left))
+                data = buffer[: fill(buffer[:left]) or 0]
                 if not data:
                     raise EOFError("the connection was lost")
-                part.write(data)
+                write_all(part.fileno(), data)
                 summed.update(data)
                 left -= len(data)
             if summed.hexdigest() != wanted.digest:
@@ -216,8 +219,11 @@ class FileStore:
             os.fchmod(part.fileno(), 0o444)
             os.utime(part.fileno(), ns=(int(time.time() * 1e9), UNTOUCHED))
             place = self.locate(wanted.digest)
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            os.replace(path, place)
+            try:
+                os.replace(path, place)
+            except FileNotFoundError:
+                os.makedirs(os.path.dirname(place), exist_ok=True)
+                os.replace(path, place)
         return True
 
     def _open_part(self, wanted: Missing) -> Tuple[IO[bytes], str]:
@@ -233,16 +239,19 @@ class FileStore:
             if path != place and wanted.had:
                 with contextlib.suppress(FileNotFoundError), open(place, "rb") as begun:
                     part.write(begun.read(wanted.had))
-            if os.fstat(part.fileno()).st_size < wanted.had:
+            size = os.fstat(part.fileno()).st_size
+            if size < wanted.had:
                 part.close()
                 raise EOFError("the beginning of a file is gone")
-            part.truncate(wanted.had)
+            if size > wanted.had:  # ext4 writes what was cut to nothing to the disk at once
+                part.truncate(wanted.had)
             part.seek(0)
             return part, path
         raise OSError(errno.EAGAIN, "another process keeps it locked", place)
 
-    def follow(self, wanted: Missing, pause: float = 0.005) -> Iterator[bytes]:
-        """The rest of a file, as it comes here. b"": nothing has come for a moment."""
+    def follow(self, wanted: Missing, pause: float = 0.005) -> Iterator[Tuple[int, int, int]]:
+        """The rest of a file, as it comes here: an open one, from which of its bytes on, and how
+        many. 0: nothing has come for a moment."""
         left, offset = wanted.size - wanted.had, wanted.had
         file: Optional[IO[bytes]] = None
         try:
@@ -250,12 +259,11 @@ class FileStore:
                 if file is None:
                     file = self._open_begun(wanted.digest)
                 if file is not None:
-                    file.seek(offset)
-                    data = file.read(min(STEP, left))
-                    if data:
-                        offset += len(data)
-                        left -= len(data)
-                        yield data
+                    count = min(left, os.fstat(file.fileno()).st_size - offset)
+                    if count > 0:
+                        yield file.fileno(), offset, count
+                        offset += count
+                        left -= count
                         continue
                     # Another process may have been faster, or it was wrong and comes again.
                     place = self.locate(wanted.digest)
@@ -264,7 +272,7 @@ class FileStore:
                         file.close()
                         file = None
                 time.sleep(pause)
-                yield b""
+                yield -1, offset, 0
         finally:
             if file is not None:
                 file.close()
@@ -439,7 +447,8 @@ class FileStore:
 
     def choose_limit(self) -> int:
         """Bytes that it may have: a part of what the disk has for it and for others."""
-        free = shutil.disk_usage(self._folder).free
+        disk = os.statvfs(self._folder)
+        free = disk.f_bavail * disk.f_frsize
         return min(LARGEST, (free + sum(size for _, size in self._list_kept())) // SHARE)
 
 
@@ -480,12 +489,30 @@ class _Cloner:
                 return
             except OSError:
                 self._clones = False
-        offset = 0
-        while offset < size:
-            count = os.sendfile(target, source, offset, size - offset)
-            if not count:
-                raise EOFError("a file in the store was cut short")
-            offset += count
+        move(target, source, 0, size)
+
+
+def move(target: int, source: int, offset: int, size: int) -> None:
+    """From a file to another one, or into a pipe. Raises EOFError where it has less."""
+    while size:
+        try:
+            count = os.sendfile(target, source, offset, size)
+        except OSError as error:  # not every file system can
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            data = os.pread(source, min(size, STEP), offset)
+            write_all(target, data)
+            count = len(data)
+        if not count:
+            raise EOFError("a file in the store was cut short")
+        offset += count
+        size -= count
+
+
+def write_all(target: int, data: Union[bytes, bytearray, memoryview]) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(target, rest) :]
 
 
 def _lock(handle: int, kind: int) -> bool:
