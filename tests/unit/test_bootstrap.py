@@ -113,6 +113,24 @@ def test_the_private_key_is_never_in_an_argument(key: keys.KeyPair, tmp_path: Pa
     assert holders == [tmp_path / "root" / "ssh" / "mesh"]
 
 
+def test_an_ssh_that_refuses_our_order_of_algorithms_keeps_its_own(
+    key: keys.KeyPair, tmp_path: Path
+) -> None:
+    """OpenSSH 8.0 and older, and those in FIPS mode."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text("#!/bin/sh\n! grep -q '\\^' \"$3\"\n")
+    worker = node("worker-1", root=str(tmp_path / "root"))
+    written = []
+    for mode in (0o755, 0o644):
+        (folder / "ssh").chmod(mode)
+        script = bootstrap.render_script(worker, mesh(key, worker), pythons=[])
+        assert run(script, path=f"{folder}:").returncode == 0
+        written.append((tmp_path / "root/ssh/config").read_text().splitlines())
+    [without, whole] = written
+    assert without == [line for line in whole if "^" not in line] != whole
+
+
 def touch(path: Path, name: str = "touch", extra: str = ":") -> bootstrap.Step:
     """A step that makes a file."""
     return bootstrap.Step(name, "a file", f"[ -e '{path}' ]", f"echo applied >>'{path}'; {extra}")
