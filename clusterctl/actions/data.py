@@ -28,11 +28,12 @@ from clusterctl.data.sources import Remote, Source
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
 from clusterctl.jobs import submit
 from clusterctl.jobs.fetch import persist_each, put_folder, render_paths
+from clusterctl.project.contents import read_folder
+from clusterctl.state.home import Home
 from clusterctl.state.store import Store
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.pool import LocalChannel, Pool
 from clusterctl.transport.protocol import Channel
-from clusterctl.transport.spreading import read_folder
 
 PUSH_TIMEOUT = 3600.0
 """Seconds in which a data set has to be on a node."""
@@ -210,7 +211,7 @@ def copy(
             report(f"all workers already have {name}")
             return ()
         if submit.may_spread(missing):
-            return _copy_to_stores(source, missing, name, mark, pool, report)
+            return _copy_to_stores(source, missing, name, mark, pool, store.home, report)
         got = [] if have else [nodes[0]]
         for node in got:
             _put(source, node, name, mark, pool, report)
@@ -224,7 +225,13 @@ def copy(
 
 
 def _copy_to_stores(
-    source: Path, nodes: Sequence[Node], name: str, mark: str, pool: Pool, report: Reporter
+    source: Path,
+    nodes: Sequence[Node],
+    name: str,
+    mark: str,
+    pool: Pool,
+    home: Home,
+    report: Reporter,
 ) -> tuple[str, ...]:
     """What none of the nodes has had before leaves this machine once. The mark goes first and comes
     last: what is half there has none."""
@@ -234,7 +241,7 @@ def _copy_to_stores(
     begun = pool.run({node: f"rm -f {path}" for node, path in marks.items()}, timeout=30)
     require_copied(begun, name)
     try:
-        content = read_folder(source)
+        content = read_folder(source, home)
     except Failure as error:
         raise make_local_error(str(error), error.errno) from error
 

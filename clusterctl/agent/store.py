@@ -106,10 +106,10 @@ def list_files(entries: Sequence[TreeEntry]) -> Dict[str, int]:
 
 def sum_up(path: str) -> str:
     with open(path, "rb") as file:
-        return _sum_up(file, os.fstat(file.fileno()).st_size).hexdigest()
+        return sum_up_next(file, os.fstat(file.fileno()).st_size).hexdigest()
 
 
-def _sum_up(file: IO[bytes], size: int) -> "hashlib._Hash":
+def sum_up_next(file: IO[bytes], size: int) -> "hashlib._Hash":
     """Of so many bytes from where it stands. Raises EOFError."""
     summed = hashlib.sha256()
     while size:
@@ -205,7 +205,7 @@ class FileStore:
         buffer = memoryview(bytearray(min(STEP, left)))
         part, path = self._open_part(wanted)
         with part:
-            summed = _sum_up(part, wanted.had)
+            summed = sum_up_next(part, wanted.had)
             while left:
                 data = buffer[: fill(buffer[:left]) or 0]
                 if not data:

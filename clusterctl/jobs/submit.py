@@ -391,11 +391,11 @@ def _require_staged(results: Sequence[NodeResult], job: Job) -> None:
 
 def _spread_tree(tree: Path, job: Job, nodes: Sequence[Node], pool: Pool) -> Sequence[NodeResult]:
     """Makes the job's tree on its nodes, sent once: what they have of earlier ones stays there."""
-    entries, offsets = project_tree.read_contents(tree)
-    places = {digest: (tree, offset) for digest, offset in offsets.items()}
+    packed = project_tree.read_contents(tree)
+    places = {digest: (tree, offset) for digest, offset in packed.places.items()}
     folder = f"jobs/{job.id}"
     prepare = f"umask 077; mkdir -p {folder}/out {folder}/work; umask 022"
-    content = Content(entries, places)
+    content = Content(packed.entries, places)
     return spread(pool, nodes, folder, content, prepare=prepare, timeout=STAGE_TIMEOUT)
 
 

@@ -18,15 +18,17 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path, PurePath
 from shlex import join, quote
+from typing import IO
 
 from clusterctl import process
-from clusterctl.agent.store import DIRECTORY, FILE, HARD, TreeEntry
+from clusterctl.agent.store import DIRECTORY, FILE, HARD, TreeEntry, move, sum_up_next, write_all
 from clusterctl.agent.store import LINK as SYMBOLIC_LINK
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, Program
 from clusterctl.core.model import Node, shorten
 from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import FULL, LaunchError, UsageError, make_write_error
+from clusterctl.project.contents import Digests
 from clusterctl.state.home import Home, find_home
 from clusterctl.state.store import Store
 
@@ -49,8 +51,29 @@ FRESH_SECONDS = 3600.0
 nothing was added for so long is not being written any more."""
 Made = tuple[str, str, int]
 """A generated file: name, text, mode."""
-PackedTree = tuple[list[TreeEntry], dict[str, int]]
-"""What an archive is made of, and where in it the content of each digest begins."""
+
+
+class PackedTree:
+    """What an archive is made of, and where in it the content of each digest begins."""
+
+    def __init__(self) -> None:
+        self._heads = hashlib.sha256()
+        self._end = 0
+        self.entries: list[TreeEntry] = []
+        self.places: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        return self._heads.hexdigest()[:32]
+
+    def add(self, info: tarfile.TarInfo, digest: str) -> None:
+        """The next member."""
+        digest, head = digest if info.isreg() else "", _make_head(info)
+        self._heads.update(head + digest.encode())
+        kind = _KINDS[info.type]
+        self.entries.append(TreeEntry(kind, info.name, info.mode, info.size, digest, info.linkname))
+        self.places.setdefault(digest, self._end + len(head))
+        self._end += len(head) + info.size + -info.size % tarfile.BLOCKSIZE
 
 
 def pack_texts(files: Iterable[Made]) -> bytes:
@@ -65,14 +88,23 @@ def pack_file(name: str, data: bytes) -> bytes:
 
 Member = tuple[tarfile.TarInfo, bytes]
 """One of an archive, with its content."""
+PlannedMember = tuple[tarfile.TarInfo, bytes | Path]
+"""The same; a file of the tree by its path."""
 
 
 def make_member(path: Path, name: str) -> Member:
     """A file or link with its mode."""
+    info = _describe(path, name)
+    return make_entry(name, path.read_bytes(), info.mode) if info.isreg() else (info, b"")
+
+
+def _describe(path: Path, name: str) -> tarfile.TarInfo:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
-        return make_link(name, os.readlink(path), tarfile.SYMTYPE)
-    return make_entry(name, path.read_bytes(), status.st_mode & PERMISSIONS)
+        return make_link(name, os.readlink(path), tarfile.SYMTYPE)[0]
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = status.st_size, status.st_mode & PERMISSIONS
+    return info
 
 
 def make_entry(name: str, data: bytes, mode: int) -> Member:
@@ -334,27 +366,75 @@ def write_archive(tree: Tree, place: Home) -> str:
     and time are left out too, so that equal trees have equal names: made from the heads of the
     members and the digests of their contents.
     """
-    folder = place.make(place.stages)
+    folder, digests = place.make(place.stages), Digests(place, tree.root)
     scratch = folder / f".{os.getpid()}.new"
-    members = _Members()
     try:
-        with scratch.open("wb") as sink:
-            scratch.chmod(0o600)
-            for info, data in _make_members(tree):
-                members.add(info, data)
-                sink.write(_pack(info, data))
-        name = members.name()
-        scratch.replace(folder / name)
+        members = list(_make_members(tree))
+        packed = _find_packed(tree, members, digests)
+        if packed is None or not (folder / packed.name).exists():
+            with scratch.open("w+b", 0) as sink:
+                scratch.chmod(0o600)
+                packed = _write_members(tree, members, digests, sink)
+            scratch.replace(folder / packed.name)
+        os.utime(folder / packed.name)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         if error.errno in FULL:
             raise make_write_error(str(scratch), error) from error
         raise UsageError(
             f"cannot stage {tree.root}: {error.strerror or error} ({error.filename or scratch})",
             hint="make the file readable",
         ) from error
-    _known[folder / name] = members.entries, members.places
-    return name
+    except EOFError as error:
+        raise UsageError(
+            f"cannot stage {tree.root}: a file in it became shorter while it was copied",
+            hint=f"repeat the command when nothing writes to it, or list the file in {IGNORE}",
+        ) from error
+    finally:
+        scratch.unlink(missing_ok=True)
+    digests.save()
+    _known[folder / packed.name] = packed
+    return packed.name
+
+
+def _find_packed(
+    tree: Tree, members: Sequence[PlannedMember], digests: Digests
+) -> PackedTree | None:
+    """What the archive will be; None if not all digests are known."""
+    packed = PackedTree()
+    for info, content in members:
+        digest = ""
+        if isinstance(content, bytes):
+            digest = hashlib.sha256(content).hexdigest()
+        elif not (digest := digests.find(str(content.relative_to(tree.root)), content.lstat())):
+            return None
+        packed.add(info, digest)
+    return packed
+
+
+def _write_members(
+    tree: Tree, members: Iterable[PlannedMember], digests: Digests, sink: IO[bytes]
+) -> PackedTree:
+    """Files are read once at most: a digest that is not known is that of the copy."""
+    packed, out = PackedTree(), sink.fileno()
+    for info, content in members:
+        write_all(out, _make_head(info))
+        if isinstance(content, bytes):
+            write_all(out, content)
+            digest = hashlib.sha256(content).hexdigest()
+        else:
+            with content.open("rb", 0) as file:
+                name, status = str(content.relative_to(tree.root)), os.fstat(file.fileno())
+                move(out, file.fileno(), 0, info.size)
+                after = os.fstat(file.fileno())
+            digest = digests.find(name, after) if after.st_size == info.size else ""
+            if not digest:
+                sink.seek(-info.size, os.SEEK_CUR)
+                digest = sum_up_next(sink, info.size).hexdigest()
+                if status.st_size == info.size:
+                    digests.note(name, status, digest)
+        write_all(out, bytes(-info.size % tarfile.BLOCKSIZE))
+        packed.add(info, digest)
+    return packed
 
 
 _known: dict[Path, PackedTree] = {}
@@ -364,35 +444,13 @@ _known: dict[Path, PackedTree] = {}
 def read_contents(archive: Path) -> PackedTree:
     """What is in the archive of a tree. Raises OSError."""
     if archive not in _known:
-        members = _Members()
+        packed = PackedTree()
         with tarfile.open(archive, "r:", encoding="utf-8", errors="surrogateescape") as file:
             for info in file:
                 content = file.extractfile(info) if info.isreg() else None
-                members.add(info, content.read() if content else b"")
-        _known[archive] = members.entries, members.places
+                packed.add(info, sum_up_next(content, info.size).hexdigest() if content else "")
+        _known[archive] = packed
     return _known[archive]
-
-
-class _Members:
-    """Those of an archive, one after the other."""
-
-    def __init__(self) -> None:
-        self._heads = hashlib.sha256()
-        self._end = 0
-        self.entries: list[TreeEntry] = []
-        self.places: dict[str, int] = {}
-
-    def add(self, info: tarfile.TarInfo, data: bytes) -> None:
-        head = _make_head(info)
-        digest = hashlib.sha256(data).hexdigest() if info.isreg() else ""
-        self._heads.update(head + digest.encode())
-        kind = _KINDS[info.type]
-        self.entries.append(TreeEntry(kind, info.name, info.mode, len(data), digest, info.linkname))
-        self.places.setdefault(digest, self._end + len(head))
-        self._end += len(head) + len(data) + -len(data) % tarfile.BLOCKSIZE
-
-    def name(self) -> str:
-        return self._heads.hexdigest()[:32]
 
 
 _KINDS = {
@@ -555,14 +613,15 @@ def _refuse_whole_machine(root: Path) -> None:
         )
 
 
-def _make_members(tree: Tree) -> Iterator[Member]:
+def _make_members(tree: Tree) -> Iterator[PlannedMember]:
     yield from _make_folders(tree)
     names: dict[tuple[int, int], str] = {}
     for name in tree.files:
         status = (tree.root / name).lstat()
         first = names.setdefault((status.st_dev, status.st_ino), name)
         if first == name:
-            yield make_member(tree.root / name, f"work/{name}")
+            info = _describe(tree.root / name, f"work/{name}")
+            yield info, tree.root / name if info.isreg() else b""
         else:
             yield make_link(f"work/{name}", f"work/{first}")
     for name, data in tree.written:

@@ -7,8 +7,6 @@ next, and so on. A node that dies, or takes nothing any more, is gone around.
 
 from __future__ import annotations
 
-import os
-import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,16 +19,7 @@ from threading import Lock
 from typing import Any
 
 from clusterctl.agent import messages, relay
-from clusterctl.agent.store import (
-    DIRECTORY,
-    FILE,
-    LINK,
-    STEP,
-    Missing,
-    TreeEntry,
-    pack_manifest,
-    sum_up,
-)
+from clusterctl.agent.store import STEP, Missing, TreeEntry, pack_manifest
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED
@@ -59,41 +48,6 @@ class Content:
 
     entries: Sequence[TreeEntry]
     places: Mapping[str, tuple[Path, int]]
-
-
-def read_folder(source: Path) -> Content:
-    """The files, folders and links in it. Raises Failure for what cannot be read."""
-    entries: list[TreeEntry] = []
-    places: dict[str, tuple[Path, int]] = {}
-    try:
-        for path in _walk(source):
-            status, name = path.lstat(), str(path.relative_to(source))
-            mode, when = stat.S_IMODE(status.st_mode), status.st_mtime_ns
-            if stat.S_ISREG(status.st_mode):
-                digest = sum_up(str(path))
-                places.setdefault(digest, (path, 0))
-                entries.append(TreeEntry(FILE, name, mode, status.st_size, digest, modified=when))
-            elif stat.S_ISDIR(status.st_mode):
-                entries.append(TreeEntry(DIRECTORY, name, mode, modified=when))
-            elif stat.S_ISLNK(status.st_mode):
-                entries.append(TreeEntry(LINK, name, target=os.readlink(path)))
-    except EOFError as error:
-        raise Failure(f"{source} changed while it was read") from error
-    except OSError as error:
-        why = f"{error.filename or source} cannot be read: {error.strerror}"
-        raise Failure(why, error.errno or 0) from error
-    return Content(entries, places)
-
-
-def _walk(source: Path) -> Iterator[Path]:
-    """All that is in it; a folder before what that holds. Raises OSError."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for above, folders, names in os.walk(source, onerror=fail):
-        for name in sorted((*folders, *names)):
-            yield Path(above, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED
 from clusterctl.jobs.fetch import persist_each
 from clusterctl.transport.pool import Pool
-from clusterctl.transport.spreading import Content, Receiver, read_folder, spread
+from clusterctl.transport.spreading import Content, Receiver, spread
 from tests.unit.making import node
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,23 +196,3 @@ def test_what_was_lost_on_the_way_is_tried_again(tmp_path: Path) -> None:
     assert {result.node: result.exit_code for result in found}["worker-3"] == 1
     assert len(told) == 2
     assert "lost the connection to worker-2: reset" in told[0]
-
-
-def test_a_folder_is_read_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a").write_bytes(b"x")
-    (tmp_path / "in" / "a").chmod(0o640)
-    (tmp_path / "link").symlink_to("in/a")
-    (tmp_path / "away").symlink_to("/nowhere")
-    os.mkfifo(tmp_path / "pipe")
-    content = read_folder(tmp_path)
-    found = {entry.path: (entry.kind, entry.target) for entry in content.entries}
-    assert found == {
-        "in": ("d", ""),
-        "in/a": ("f", ""),
-        "link": ("l", "in/a"),
-        "away": ("l", "/nowhere"),
-    }
-    [(path, offset)] = content.places.values()
-    assert (path, offset) == (tmp_path / "in" / "a", 0)
-    assert {entry.path: entry.mode for entry in content.entries}["in/a"] == 0o640
