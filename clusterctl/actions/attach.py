@@ -461,15 +461,12 @@ def _survey_site(
         name=cluster.name,
         id=cluster.id,
         workdir=workdir,
-        files={
-            "bin/survey": load_system(site.name).survey(),
-            "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
-        },
         questions={
             **facts.list_questions([sys.executable] if node.here else [], tools=site.required),
             **site.questions,
         },
         marker=facts.MARKER,
+        agent=assets.render_agent([sys.executable] if node.here else []),
     )
     where = node.address or "this machine"
     result = pool.find_transport(node.name).run(

@@ -98,6 +98,19 @@ class SnapshotPlan(NamedTuple):
     resume: Optional[ResumePlan] = None
 
 
+class TaskPlan(NamedTuple):
+    """What a task of a batch system's array is told. `warnings`: signals that leave programs
+    `notice` seconds to save; `compile`: sh that makes the program in `folder` of the tree, "": none
+    is made; `built`: where it is then."""
+
+    system: str
+    warnings: Sequence[str]
+    notice: int
+    folder: str
+    compile: str
+    built: str
+
+
 class MirrorPlan(NamedTuple):
     """How outputs are copied to the launcher. `largest`: of a file that `kept` does not choose, 0:
     none; `reserve`: what stays free on a disk; `interval`, `longest`: between two looks; `always`:

@@ -18,6 +18,8 @@ LOOK = 0.1
 NOTING = 0.3
 """Seconds for wrappers to note how their programs have ended."""
 SHELL = re.compile(r"(^|[/-])(ba|da|a|z|k|mk|c|tc|fi)?sh$")
+TRAP = 5.0
+"""Seconds for a wrapper to come to its trap."""
 CATCHES_TERM = 1 << (signal.SIGTERM - 1)
 
 
@@ -38,6 +40,27 @@ def read(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def decode(text: bytes) -> str:
+    return text.decode(errors="replace")
+
+
+def read_text(path: str) -> str:
+    """Without blanks at its ends."""
+    return decode(read(path)).strip()
+
+
+def write(path: str, text: str) -> None:
+    """In one step: nobody reads a part of it."""
+    with open(path + ".new", "w") as file:
+        file.write(text)
+    os.replace(path + ".new", path)
+
+
+def remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def is_locked(path: str) -> bool:
@@ -102,8 +125,11 @@ def _read_parent(pid: int) -> int:
 
 def _catches_term(pid: int) -> bool:
     first = os.fsdecode(read(f"/proc/{pid}/cmdline").partition(b"\0")[0])
-    if SHELL.search(first):
-        return False
+    return not SHELL.search(first) and _has_trap(pid)
+
+
+def _has_trap(pid: int) -> bool:
+    """Whether SIGTERM would not simply end that process."""
     status = read(f"/proc/{pid}/status")
     found = re.search(rb"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
     return bool(found and int(found.group(1), 16) & CATCHES_TERM)
@@ -123,6 +149,14 @@ def read_boot() -> str:
     boot = read("/proc/sys/kernel/random/boot_id").decode().strip()
     first = read("/proc/1/stat").decode(errors="replace").rpartition(")")[2].split()
     return "{} {}".format(boot, first[19] if len(first) > 19 else "").strip()
+
+
+def tell_wrapper(pid: int) -> None:
+    """SIGTERM to a wrapper: it would end one that has not yet come to its trap."""
+    until = time.monotonic() + TRAP
+    while os.path.exists(f"/proc/{pid}/exe") and not _has_trap(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    send(pid, signal.SIGTERM)
 
 
 class Processes:

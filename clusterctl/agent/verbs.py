@@ -75,6 +75,36 @@ def _clean(job: str) -> None:
     supervise.load(job).clean()
 
 
+# ------------------------------------------------------------------------------- batch systems
+
+
+def _survey(root: str, system: str, *numbers: str) -> None:
+    from . import queues
+
+    os.chdir(root)
+    for line in queues.survey(system, numbers):
+        print(line)
+
+
+def _hand_in(job: str, system: str, name: str, patience: str) -> None:
+    from . import queues
+
+    try:
+        queues.hand_in(job, system, name, float(patience))
+    except queues.Refused as refused:
+        sys.exit(str(refused))
+    _survey(os.path.join(job, "..", ".."), system, os.path.basename(job))
+
+
+def _task(job: str, *early: str) -> None:
+    from . import queues, tasks
+
+    with open(os.path.join(job, "plan.json")) as file:
+        plan = messages.read(messages.TaskPlan, json.load(file))
+    code = tasks.run(job, plan, queues.load(plan.system).find_point, list(early))
+    sys.exit(1 if code in (99, 100) else code)  # Grid Engine has uses of its own for them
+
+
 # ------------------------------------------------------------------------------------ processes
 
 
@@ -234,6 +264,7 @@ VERBS: Dict[str, Callable[..., None]] = {
     "follow": _follow,
     "forget_others": _forget_others,
     "hand": _hand,
+    "hand_in": _hand_in,
     "kill": _kill,
     "link": _link,
     "list": _list,
@@ -250,11 +281,15 @@ VERBS: Dict[str, Callable[..., None]] = {
     "stop": _stop,
     "store": _store,
     "submit": _submit,
+    "survey": _survey,
+    "task": _task,
     "tell": _tell,
 }
 
 
 def main(words: Sequence[str]) -> None:
+    if b"LC_CTYPE=" not in processes.read("/proc/self/environ"):
+        os.environ.pop("LC_CTYPE", None)  # Python's own, in a C locale: no program is to have it
     try:
         VERBS[words[0]](*words[1:])
     except BrokenPipeError:

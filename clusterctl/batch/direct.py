@@ -269,7 +269,7 @@ def make_plan(job: Job, cluster: Cluster) -> JobPlan:
     )
 
 
-def render_plan(plan: JobPlan | SnapshotPlan) -> str:
+def render_plan(plan: JobPlan | SnapshotPlan | messages.TaskPlan) -> str:
     """The file plan.json."""
     return json.dumps(messages.spell_out(plan), indent=1)
 

@@ -2,7 +2,7 @@
 
 The script writes the same `state` file as our own supervisor does; the queue is asked for what the
 file cannot say: that a job still waits, and how it ended when nobody was left to write that down.
-`survey` (on the login node, templates/batch/survey.sh.j2) prints both. All that we reach is the
+The agent on the login node (clusterctl/agent/queues.py) prints both. All that we reach is the
 login node, whose disk the nodes of a job share.
 """
 
@@ -18,6 +18,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from clusterctl import __version__
+from clusterctl.agent import messages
+from clusterctl.agent.queues import HAND_IN
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.system import BatchSystem, Preview
 from clusterctl.core import assets
@@ -39,15 +41,9 @@ from clusterctl.launch import hostfile, launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.options.verbs import find_limit
 
-QUEUE_AGE = 5
-"""Seconds for which an answer of the queue is good for everybody, or its silence."""
-ANSWER_LIMIT = 12
-"""Seconds that the queue has to answer a question: Slurm's own limit is 10."""
 ANSWER_MARGIN = 15
 """Seconds beyond the grace of its programs that a node of a job has to answer its script, which the
 batch system may be about to end."""
-HAND_IN = 120
-"""Seconds that it has to take a job."""
 LEAD = 60
 """Seconds between the warning and the time limit, where ranks need no more than that to save."""
 
@@ -93,8 +89,6 @@ class QueueSystem(BatchSystem):
     system: ClassVar[str]
     prefix: ClassVar[str]
     """What a directive begins with, in the head of a script."""
-    receipt: ClassVar[str]
-    """Options of the command that takes a script (`emits`): with them it prints the number."""
     end: ClassVar[str]
     """The command that takes the number of a job to end."""
     down: ClassVar[str]
@@ -106,8 +100,6 @@ class QueueSystem(BatchSystem):
     a script whose ranks all ended well has written that down before it ended."""
     signals: ClassVar[Sequence[tuple[str, str]]]
     """The warnings that the script gets, and what each means: `checkpoint` or `stopped`."""
-    point: ClassVar[str]
-    """In sh, the number of the point that a task of an array runs."""
     requeue_code: ClassVar[int] = 0
     """The exit code with which a script asks to be run again."""
     ours: ClassVar[tuple[str, ...]]
@@ -205,7 +197,17 @@ class QueueSystem(BatchSystem):
             "folder": f"{root}/jobs/{job.id}",
         }
         if spec.is_sweep:
-            return {"job.sh": assets.render("batch/points.sh.j2", **common)}
+            compiled = plan_compilation(spec.program, spec.env)
+            task = messages.TaskPlan(
+                system=self.system,
+                warnings=[name for name, _ in self.signals if name != "TERM"],
+                notice=spec.notice,
+                folder=spec.program.folder,
+                compile=compiled.script if compiled else "",
+                built=common["built"],
+            )
+            script = assets.render("batch/points.sh.j2", verb="task", **common)
+            return {"job.sh": script, "plan.json": direct.render_plan(task)}
         timers = []
         if spec.timeout:
             timers.append((f"{spec.timeout:g}", "echo timeout >stop"))
@@ -266,27 +268,14 @@ class QueueSystem(BatchSystem):
             "built": os.path.normpath(f"{what.folder}/{what.target}"),
         }
 
-    def survey(self) -> str:
-        return assets.render(
-            "batch/survey.sh.j2",
-            batch=self,
-            age=QUEUE_AGE,
-            limit=ANSWER_LIMIT,
-            patience=HAND_IN,
-        )
-
     # ------------------------------------------------------------------------------- its commands
 
     def submit_argv(self, job: Job) -> tuple[str, ...]:
-        script = assets.render(
-            "batch/submit.sh.j2",
-            batch=self,
-            without=[name for name, option in SBATCH.items() if option in job.spec.native],
-            name=make_job_name(job.spec, job.id),
-            patience=HAND_IN,
-            status=f"/bin/sh ../../bin/survey {job.id}",
-        )
-        return ("/bin/sh", "-c", script)
+        without = [name for name, option in SBATCH.items() if option in job.spec.native]
+        name = make_job_name(job.spec, job.id)
+        words = ("/bin/sh", "./agent.sh", "hand_in", self.system, name, str(HAND_IN))
+        # The queue may hand its environment on to the job.
+        return ("/bin/sh", "-c", f"{write_unset(self.emits, without)}; exec {shlex.join(words)}")
 
     def advise(self, refusal: str, cluster: Cluster) -> str:
         status = f"`clusterctl status {cluster.name} --live` shows"
@@ -297,10 +286,18 @@ class QueueSystem(BatchSystem):
 
     def status_commands(self, jobs: Sequence[Job], cluster: Cluster) -> Mapping[str, Sequence[Job]]:
         """One question for all of them."""
-        # Not in a job's folder: there may be none, where its client died.
+        if not jobs:
+            return {}
+        # Not in a job's folder: there may be none, where its client died. Any agent can answer; the
+        # script was there before there was one.
         numbers = " ".join(str(job.id) for job in jobs)
-        root = shlex.quote(cluster.launcher.root)
-        return {f"cd {root} && /bin/sh bin/survey {numbers}": jobs} if jobs else {}
+        own = assets.locate_agent(".")
+        return {
+            f"cd {shlex.quote(cluster.launcher.root)} || exit; {write_unset(self.emits)};"
+            f" for run in {own} agent/*/run; do if [ -e $run ]; then"
+            f" exec /bin/sh $run survey . {self.system} {numbers}; fi; done;"
+            f" exec /bin/sh bin/survey {numbers}": jobs
+        }
 
     def describe_silence(self, answer: str) -> str:
         match = re.match(r"@@silent (\d*)\|(.*)", answer)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from clusterctl.agent import sge as agent
 from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
 from clusterctl.core.job import JobSpec, JobState
 from clusterctl.core.model import Cluster
@@ -71,13 +72,12 @@ REQUEUE_CODE = 99
 class Sge(QueueSystem):
     system = "sge"
     prefix = "#$"
-    emits, receipt = "qsub", "-terse"
-    end = "qdel"
+    emits = "qsub"
+    end = agent.END
     example_size = "-pe NAME 2"
-    down = "Connection refused|got (select|send) error"
+    down = agent.DOWN
     unconfigured = "commlib error|Unable to initialize environment"
     gone = GONE
-    point = '$(sed -n "${SGE_TASK_ID}p" todo)'  # its tasks count from 1, and none is left out
     # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is announced
     # by USR1, which is then taken for the end: better saved once too often.
     signals = (("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from signal import Signals
 
+from clusterctl.agent import slurm as agent
 from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
 from clusterctl.core.job import JobSpec, JobState
 from clusterctl.core.model import Cluster
@@ -76,13 +77,12 @@ plug-in reads: src/plugins/mpi/pmix/pmixp_info.c."""
 class Slurm(QueueSystem):
     system = "slurm"
     prefix = "#SBATCH"
-    emits, receipt = "sbatch", "--parsable"
-    end = "scancel"
+    emits = "sbatch"
+    end = agent.END
     example_size = "--nodes 2"
-    down = "connect failure"
+    down = agent.DOWN
     unconfigured = "Could not establish a configuration source"
     gone = GONE
-    point = '"$SLURM_ARRAY_TASK_ID"'
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
     ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
     launchers = ("auto", "mpirun", "srun")

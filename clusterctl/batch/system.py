@@ -111,10 +111,6 @@ class BatchSystem(ABC):
         """The name that a rank on that node has to see as its host's; "" where any will do."""
         return ""
 
-    def survey(self) -> str:
-        """The script `bin/survey` on the login node, which answers for many jobs at once."""
-        return ""
-
     @abstractmethod
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         """Files for the job's folder, by name."""

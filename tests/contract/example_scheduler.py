@@ -17,11 +17,11 @@ from clusterctl.machines.attached import BatchSite
 
 
 class Oar(QueueSystem):
-    """Its own agent, survey and words for nodes would be templates in `templates/oar`."""
+    """`clusterctl/agent/oar.py` would ask its queue, and `templates/oar` start its ranks."""
 
     system = "slurm"
     prefix = "#OAR"
-    emits, receipt = "oarsub", "--json"
+    emits = "oarsub"
     end = "oardel"
     down = "Connection refused"
     example_size = "--nodes 2"

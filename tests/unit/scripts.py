@@ -101,6 +101,15 @@ def place_agent(root: Path) -> None:
     (root / "agent").symlink_to(folder)
 
 
+def write_agent(job: Path) -> None:
+    """The agent of the node with that job's folder, and what asks it about the job."""
+    root = job.parents[1]
+    if not (root / "agent").exists():
+        place_agent(root)
+    values = {"id": 7, "node": "login", "folder": job, "agent": assets.locate_agent(str(root))}
+    (job / "agent.sh").write_text(assets.render("job/agent.sh.j2", **values))
+
+
 def start_locally(name: str, command: str, **streams: Any) -> subprocess.Popen[bytes]:
     """A command line of a node of that name, here."""
     return subprocess.Popen(["/bin/sh", "-c", command], **streams)

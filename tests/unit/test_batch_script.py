@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 
 from clusterctl.batch.system import load_system
-from clusterctl.core import assets
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Accelerator
 from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import AGENT
 from tests.unit.making import cluster, job, node, request, spec
-from tests.unit.scripts import place_agent
+from tests.unit.scripts import write_agent
 from tests.unit.tables import rows
 from tests.unit.test_batch import batch_job, site
 
@@ -62,10 +61,7 @@ def ended(tmp_path: Path) -> Ended:
         for name, text in load_system("sge").script(made, where, plan).items():
             (folder / name).write_text(text)
         (folder / "tag").write_text(f"CLUSTERCTL_JOB={tmp_path}/7;")
-        place_agent(tmp_path)
-        agent = assets.locate_agent(str(tmp_path))
-        values = {"id": 7, "node": "login", "folder": folder, "agent": agent}
-        (folder / "agent.sh").write_text(assets.render("job/agent.sh.j2", **values))
+        write_agent(folder)
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "free-port").write_text("echo 29000\n")
         (tmp_path / "bin" / "mpirun").write_text(MPIRUN)

@@ -19,6 +19,7 @@ from clusterctl.project.own_project import call_uv
 from clusterctl.project.tree import find_tree
 from clusterctl.terraform.binary import make_environment
 from tests.unit.making import job
+from tests.unit.scripts import write_agent
 
 NAMES = {
     program: {key: set(names.split()) for key, names in row.items()}
@@ -102,6 +103,7 @@ def test_slurm_commands_see_neither_a_surrounding_job_nor_options_by_variable(
         path = tmp_path / "bin" / name
         path.write_text(f"#!/bin/sh\n/usr/bin/env >{tmp_path}/{name}.env\necho 41\n")
         path.chmod(0o755)
+    write_agent(folder)
     one = replace(job(None), scheduler="slurm")
     one = replace(one, spec=replace(one.spec, native={"partition": "big"}))
     passing = {"SLURM_CONF", "SLURM_JWT", "SBATCH_ACCOUNT", "SBATCH_QOS", "SLURM_PMIX_FENCE"}

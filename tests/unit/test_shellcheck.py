@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.batch.system import load_system
 from clusterctl.core import assets, catalog, keys
 from clusterctl.core.model import Accelerator, Role, Runtime
 from clusterctl.machines import bootstrap, deadlines, registry
@@ -102,8 +101,6 @@ RENDERED: dict[str, Callable[[], str]] = {
     ),
     "export": export_script,
     "mount": lambda: export_script("mount", "10.0.0.9:/it's"),
-    "survey-slurm": lambda: load_system("slurm").survey(),
-    "survey-sge": lambda: load_system("sge").survey(),
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),
     "put a folder": lambda: copy_script("put_folder", mode="755"),
     "get": lambda: copy_script("get", had=0, digest=""),

@@ -1,0 +1,148 @@
+"""The points of a sweep as tasks of a batch system's array: each runs one, and leaves two notes of
+its own, where it began and how it ended. A shared disk takes no lines from several nodes.
+"""
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import time
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import outputs, processes
+from .messages import TaskPlan
+
+SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
+FAILED = "failed"
+UNREADY = 6
+"""The exit code of what could not begin."""
+
+
+class Notes(NamedTuple):
+    """What tasks have left, by point: when and where each began, and its code, time and attempt."""
+
+    began: Dict[str, Tuple[str, ...]]
+    ended: Dict[str, Tuple[str, ...]]
+
+
+def read_notes(job: str) -> Notes:
+    out = os.path.join(job, "out")
+    # On a shared disk, the login node sees at once what is new in a folder that it has changed.
+    with open(os.path.join(out, "seen"), "w"):
+        pass
+    notes = Notes({}, {})
+    for name in sorted(os.listdir(out)):
+        point, dot, kind = name[len("rank-") :].partition(".")
+        found, length = {"node": (notes.began, 2), "exit": (notes.ended, 3)}.get(kind, ({}, 0))
+        words = processes.read_text(os.path.join(out, name)).split()
+        if dot and len(words) == length:
+            found[point] = tuple(words)
+    return notes
+
+
+def list_facts(notes: Notes, ended: str = "") -> List[str]:
+    """Their words as the state file of other jobs has them. `ended`: when, if all have."""
+    if not notes.began:
+        return []
+    began = min((words[0] for words in notes.began.values()), key=float)
+    lines = [f"running {began} 1"]
+    lines += [f"point {words[0]} {point} {words[1]}" for point, words in notes.began.items()]
+    lines += [
+        "exit {1} {point} {0} {2}".format(*words, point=point)
+        for point, words in notes.ended.items()
+    ]
+    if ended:
+        count = len(notes.began)
+        lines += [f"launcher {ended} 0", f"started {ended} {count}", f"ended {ended}"]
+    return lines
+
+
+def tell(job: str) -> Iterator[str]:
+    """What is known of a job whose tasks have not all ended well."""
+    yield from list_facts(read_notes(job))
+    cause = processes.read_text(os.path.join(job, "stop"))
+    if cause:
+        yield f"stop {int(time.time())} {cause}"
+
+
+def run(
+    job: str,
+    plan: TaskPlan,
+    find_point: Callable[[Sequence[str]], Tuple[str, Dict[str, str]]],
+    early: List[str],
+) -> int:
+    """Runs the point of this task; its exit code. `find_point`: see `slurm`; `early`: signals that
+    came before, and FAILED where the task could not be made ready."""
+    if processes.read(os.path.join(job, "stop")):
+        return 1  # cancelled while it waited
+    child: Optional[subprocess.Popen[bytes]] = None
+
+    def tell(name: str) -> None:
+        if child is None:
+            early.append(name)
+            return
+        if name in plan.warnings:  # the program has that long to save
+            processes.write(note + ".saving", f"{plan.notice}\n")
+        processes.tell_wrapper(child.pid)
+
+    todo = processes.read_text(os.path.join(job, "todo")).split()
+    point, variables = find_point(todo)
+    note = os.path.join(job, "out", "rank-" + point)
+    for name in SIGNALS:
+        signal.signal(getattr(signal, "SIG" + name), lambda *_, name=name: tell(name))
+    for suffix in (".exit", ".saving"):  # the system may run a task again
+        processes.remove(note + suffix)
+    processes.write(note + ".node", f"{time.time():.9f} {socket.gethostname()}\n")
+    if FAILED in early or not _compile_once(job, plan):
+        processes.write(note + ".exit", f"{UNREADY} {time.time():.9f} 1\n")
+        return UNREADY
+    tag, _, value = processes.read_text(os.path.join(job, "tag")).partition("=")
+    child = subprocess.Popen(
+        ["/bin/sh", os.path.join(job, "rank.sh"), point, "0"],
+        cwd=job,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **variables, tag: value, "CLUSTERCTL_ATTEMPT": "1"},
+    )
+    while early:
+        tell(early.pop())
+    code = child.wait()
+    _close(job, len(todo))
+    return code if code >= 0 else 128 - code
+
+
+def _compile_once(job: str, plan: TaskPlan) -> bool:
+    """Tasks share a folder: the first one makes the program."""
+    made = os.path.join(job, "compiled")
+    with open(os.path.join(job, "compile.lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.exists(made):
+            if not compile_program(job, plan):
+                return False
+            processes.write(made, "")
+    return True
+
+
+def compile_program(job: str, plan: TaskPlan) -> bool:
+    """Whether the program is ready to run, if it has to be made here."""
+    if plan.compile:
+        tree = os.path.join(job, outputs.WORK, plan.folder)
+        if subprocess.call(["/bin/sh", "-c", plan.compile], cwd=tree):
+            return False
+        outputs.note_built(job, plan.built)
+    return True
+
+
+def _close(job: str, count: int) -> None:
+    """By the last of so many points to end well: nobody else has to ask the queue."""
+    notes = read_notes(job)
+    if [words[0] for words in notes.ended.values()] != ["0"] * count:
+        return
+    processes.remove(os.path.join(job, "env"))
+    lines = list_facts(notes, f"{time.time():.9f}")
+    state = os.path.join(job, "state")
+    with open(os.path.join(job, "state.lock"), "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if b"\nended " not in processes.read(state):
+            with open(state, "ab", buffering=0) as file:  # in one piece: it is read meanwhile
+                file.write("".join(line + "\n" for line in lines).encode())
