@@ -28,6 +28,8 @@ PATIENCE = 0.5
 """Seconds for which a question waits for the answer to another one on the same connection."""
 LATE = 5.0
 """Seconds that a question may take beyond its limit, for the end of one ssh and another try."""
+SETTLED = 0.5
+"""Seconds after which mpirun has started its ranks, as a rule."""
 TURN = 0.3
 """Seconds between two looks whether it is the job's turn."""
 REFUSED, AGAIN = 2.0, 4
@@ -160,7 +162,7 @@ class Supervisor:
         self._before = 0
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._ranks = Ranks({}, {})
-        self._waited = self._clean = self._launched = False
+        self._waited = self._launched = False
         self._transfers: List[subprocess.Popen[bytes]] = []
         self._marked = ""
         """What comes before commands for nodes: no use of a node has it."""
@@ -377,7 +379,7 @@ class Supervisor:
                 again = True  # once: no program has seen anything of it, so it is no attempt
                 continue
             self._state.note(("launcher", None, self._code))
-            ranks = self._ranks = self._look(more)
+            ranks = self._ranks = self._look()
             well = self._are_well(ranks)
             if not well:
                 self._note_words()
@@ -446,9 +448,10 @@ class Supervisor:
                 env=environ,
                 start_new_session=True,
             )
-        # Over connections that are there, the end of a job is noticed sooner.
+        # Over connections that are there, the end of a job is noticed sooner. Not while its ranks
+        # are started: a short one needs none.
         for name in self._links:
-            self._beside(functools.partial(self._meet, name))
+            self._later(SETTLED, functools.partial(self._meet, name))
         attempt = self._attempt
         child = self._child
 
@@ -520,24 +523,18 @@ class Supervisor:
             return False
         return not self._ask("look", enough=has_started).list_facts("started")
 
-    def _look(self, more: int) -> Ranks:
-        """For a job that has gone well and will not be tried again it is the only one, if nothing
-        is left anywhere."""
-        self._clean = False
-        if self._code:
-            return Ranks({}, {})
-        ranks = self._ask("look" if more else "close")
-        left = ranks.list_left()
-        self._clean = not more and list(left.values()) == [0] * len(self._links)
-        return ranks
+    def _look(self) -> Ranks:
+        """What mpirun has brought says already that all has gone well, as a rule."""
+        ranks = Ranks({}, {} if self._code else self._read_sent("exit"))
+        return ranks if self._code or self._are_well(ranks) else self._ask("look")
 
     def _finish(self, well: bool) -> None:
         self._over.set()
         if well and not self._stop:
-            ranks = self._ranks
-            self._note_ranks(ranks)
-            self._state.note(("ended", None))  # from here on its slots are free
-            if not self._clean:
+            # From here on its slots are free. Who follows it waits for no node.
+            self._note_ranks(self._ranks, ("ended", None))
+            ranks = self._ask("close")
+            if list(ranks.list_left().values()) != [0] * len(self._links):
                 ranks = self._ask("end", self._grace)  # what the program may have left behind
             self._note_nodes(ranks)
             release(self._job, self._id, ranks)
@@ -846,12 +843,13 @@ class Supervisor:
         """Nodes that do not answer now: if mpirun gives up later, that is why."""
         self._state.note(*[("away", None, name) for name in ranks.list_silent()])
 
-    def _note_ranks(self, ranks: Ranks) -> None:
+    def _note_ranks(self, ranks: Ranks, *more: Tuple[Any, ...]) -> None:
         exits = ranks.list_exits()
         lines: List[Tuple[Any, ...]] = []
         lines += [("exit", when, rank, code, attempt) for rank, code, when, attempt in exits]
         for word in ("oom", "told", "alone"):
             lines += [(word, None, *fact) for fact in ranks.list_facts(word)]
+        lines += [("alone", None, *fact[:2]) for fact in self._read_sent("alone").values()]
         started = max(len(ranks.list_facts("started")), len(self._read_sent("start")))
         lines.append(("started", None, started))
         if any(
@@ -862,7 +860,7 @@ class Supervisor:
                     ahead = (answer.began - answer.asked + answer.ended - answer.heard) / 2
                     doubt = (answer.heard - answer.asked - answer.ended + answer.began) / 2
                     lines.append(("clock", None, name, f"{ahead:.6f}", f"{doubt:.6f}"))
-        self._state.note(*lines)
+        self._state.note(*lines, *more)
 
     def _note_nodes(self, ranks: Ranks) -> None:
         """What is left on each; `?` where one has not answered, and what ssh ended with and
