@@ -377,6 +377,15 @@ def test_the_next_job_does_not_wait_for_the_last_look_after_a_success(
     assert set(first.survivors.values()) == {0}
 
 
+def test_a_success_waits_for_no_node(site: Site) -> None:
+    """mpirun has brought all that there is to say of it, also that no rank met another one."""
+    site.connect('[ "$1" != worker-2 ] || exec sleep 60; eval "$2"')
+    job = site.submit(1, "echo 7 >../out/rank-$RANK.alone", BOTH, grace=30.0)
+    job = site.ended(job)
+    assert (job.state, job.started is None) == (JobState.SUCCEEDED, False), site.story(job)
+    assert job.never_met
+
+
 def kill_supervisor(site: Site, number: int) -> None:
     os.kill(int((site.folder("launcher", number) / "supervisor.pid").read_text()), 9)
 
