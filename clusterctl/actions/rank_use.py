@@ -50,5 +50,5 @@ def _render_script(job: Job, cluster: Cluster, node: Node) -> bytes:
         root=node.root,
         tag=f"{cluster.id}/{job.id};",
         device=next(devices, ""),
-        marks=b"|".join(metrics.MARKS).decode(),
+        marks=b"|".join(metrics.list_marks()).decode(),
     ).encode()

@@ -10,20 +10,15 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
+
+from clusterctl.core import assets
 
 LONGEST = 2000
 """Bytes of such a line. What is longer is none."""
-MEASURES = (
-    *("loss", "acc", "accuracy", "ppl", "perplexity", "nll", "elbo", "bpb", "bpc", "bleu", "rouge"),
-    *("f1", "auc", "auroc", "map", "mse", "mae", "rmse", "psnr", "ssim", "iou", "miou", "dice"),
-    *("fid", "reward", "return", "top1", "top5", "prec", "logloss"),
-)
-"""How the names of results end. Text without any is prose: `step 3: moved 4 files`."""
 EPOCH, STEP, TIME = "epoch", "step", "time"
 STEPS = (STEP, "global_step", "iter", "iteration", "batch")
-MARKS = tuple(word.encode() for word in (*MEASURES, EPOCH, STEP, "iter", "%|"))
-"""A line has one of these, in lower case, or no metrics: a test that costs next to nothing."""
 SINCE_1970 = 1e9
 """Seconds. A `time` below is not when, but how long."""
 
@@ -34,29 +29,11 @@ _VALUE = (
     r"(?:\s*\([^()]*\))*\.?\s*"
 )
 _WORD = r"[A-Za-z][\w@/'-]*(?:\.\w+)*"
-_KINDS = "train|training|val|valid|validation|test|eval|dev|avg|average|mean|running|best|final"
+_EVALUATIONS = "val|valid|validation|validating|test|testing|eval|evaluation|evaluating"
+_PARTS = f"train|training|dev|{_EVALUATIONS}"
+_KINDS = f"{_PARTS}|avg|average|mean|running|best|final"
 _NAMED = re.compile(rf"(?P<name>{_WORD}(?: [\w@/.()-]+){{0,5}})[:=]{_VALUE}", re.IGNORECASE)
 _BARE = re.compile(rf"(?P<name>(?:(?:{_KINDS}) )?{_WORD})\s+{_VALUE}", re.IGNORECASE)
-_PLACES = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        r"^\[(?P<epoch>\d+),\s*(?P<step>\d+)\]",
-        r"^\[(?P<epoch>\d+)/\d+\]\[\s*(?P<part>\d+)/(?P<of>\d+)\]",
-        r"^\[(?P<step>\d+)\]\t",
-        r"^train:(?P<epoch>\d+) \[\s*(?P<part>\d+)/(?P<of>\d+)[^\]]*\]",
-        r"(?<![\w./])(?:at )?epoch(?:\(\w+\))?\s*[:=#]?\s*\[?(?P<epoch>\d+(?:\.\d+)?)(?:/\d+)?\]?"
-        r"(?![\w.]\w)(?:\s*\[\s*(?P<part>\d+)/(?P<of>\d+)[^\]]*\])?:?",
-        r"(?<![\w./])(?:at )?(?:global[ _]step|step|iter|iteration|batch|episode)\s*[:=#]?\s*"
-        rf"\[?(?P<step>{_NUMBER})(?:/\d+)?\]?(?![\w.]\w):?",
-        r"(?<![\w./])(?P<step>\d+)/\d+ (?:batches|steps|iterations)\b",
-        r"^\s*\[?(?P<step>\d+)/\d+(?:\]| [\[━]\S*)",
-    )
-)
-"""Where the training is. `part`: of the epoch, as in `Epoch: [3][ 10/500]`."""
-_BAR = re.compile(
-    r"(?P<value>\d+)(?:/\d+|it) \[[\d:?]+(?:<[\d:?]+)?,[^,\]]*/[^,\]]*, (?P<pairs>[^\]]*)\]"
-)
-"""The end of a bar of tqdm with a postfix."""
 _DICT = re.compile(r"\{\s*'[^{}]*\}")
 _ITEM = re.compile(
     rf"'(?P<name>[^']+)': (?:[\w.]+\(|')?(?P<value>{_NUMBER})(?:'|(?:, [^()]*)?\))?(?=[,}}])"
@@ -64,36 +41,75 @@ _ITEM = re.compile(
 """An entry of a dict, also `tensor(0.5)` and `'0.5'`."""
 _GROUP = re.compile(r"\[([A-Za-z][^\[\]]*)\]")
 """As in `[Epoch 0/200] [D loss: 0.69]`: a field of its own."""
-_SUMMARY = re.compile(
-    r"\s*(?:\*|=+>|(?:test|val|validation|eval|evaluation):)\s+(?!\[)", re.IGNORECASE
-)
-"""What the line that sums up an evaluation begins with: ` * Acc@1 71.3`."""
+_SUMMARY = re.compile(r"\s*(?:\*|=+>)\s+")
+"""What a line of results begins with: ` * Acc@1 71.3`."""
+_EVALUATION = re.compile(rf"\W*({_EVALUATIONS})\b(?!:?\s*\[)", re.IGNORECASE)
+_HAS_PART = re.compile(rf"(?:.*[_/ -])?(?:{_PARTS})(?:[_/ -].*)?", re.IGNORECASE)
 _FIELDS = re.compile(r"[;|\t]|,(?!\d{3}\b)|\s-+\s|\.\s+(?=[A-Za-z])|\s{2,}(?=[A-Za-z])")
 _TITLE = re.compile(r"\s*(?P<title>\w[\w ]*:(?!nan|inf)(?=[A-Za-z]))*\s*", re.IGNORECASE)
 _JOINED = re.compile(r"\s*([:=/])\s*")
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f]+")
-_ERROR = re.compile(r"(?:Error|Exception|Warning)\b|^ {4}|^\t")
-"""What Python says of errors, and the program text below that."""
-_MEASURED = re.compile(rf"(?:.*[_ /.-])?(?:{'|'.join(MEASURES)})(?:_?[a-z\d]|@\d+)?", re.IGNORECASE)
+_ERROR = re.compile(r"(?:Error|Exception|Warning)\b|^ {4}|^\t|^[+$] ")
+"""What Python says of errors, the program text below that, and commands of a shell."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacePattern:
+    """A row: where lines like `line` say how far the training is."""
+
+    pattern: str
+    line: str
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LineTable:
+    """metrics.toml."""
+
+    results: tuple[str, ...]
+    others: tuple[str, ...]
+    places: tuple[PlacePattern, ...]
+
+
+@cache
+def load_line_table() -> LineTable:
+    return assets.load_table("insight/metrics.toml", LineTable)
+
+
+@cache
+def list_marks() -> tuple[bytes, ...]:
+    """A line has one of these, in lower case, or no metrics: a test that costs next to nothing."""
+    return tuple(mark.encode() for mark in (*load_line_table().results, EPOCH, STEP, "iter"))
+
+
+@cache
+def _compile_places() -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(place.pattern, re.IGNORECASE) for place in load_line_table().places)
+
+
+@cache
+def _compile_results() -> re.Pattern[str]:
+    return re.compile(
+        rf"(?!(?:{'|'.join(load_line_table().others)})[_ ])(?:.*[_ /.-])?"
+        rf"(?:{'|'.join(load_line_table().results)})(?:_?[a-z\d]|@\d+|_(?:{_PARTS}))?",
+        re.IGNORECASE,
+    )
 
 
 def find_marks(text: bytes) -> tuple[bytes, ...]:
     """Those that are anywhere in these lines."""
     low = text.lower()
-    return tuple(mark for mark in MARKS if mark in low)
+    return tuple(mark for mark in list_marks() if mark in low)
 
 
-def read_metric_line(line: bytes, marks: Sequence[bytes] = MARKS) -> dict[str, float] | None:
-    """The metrics of a line, in its order; None for any other line."""
+def read_metric_line(line: bytes, marks: Sequence[bytes]) -> dict[str, float] | None:
+    """The metrics of a line, in its order; None for any other line. An epoch alone is the heading
+    of what follows."""
     low = line.lower()
     if len(line) > LONGEST or not any(mark in low for mark in marks):
         return None
     text = _CONTROL.sub("", line.decode(errors="replace")).rstrip()
-    if text.startswith("{"):
-        values = _read_dict(text)
-        found = values if (_is_placed(values) and len(values) > 1) or is_measured(values) else None
-    else:
-        found = _read_bar(text) or _read_text(text)
+    found = _read_object(text) if text.endswith("}") else _read_text(text)
     if found and abs(found.get(TIME, SINCE_1970)) < SINCE_1970:
         found = {"duration" if name == TIME else name: value for name, value in found.items()}
     return found
@@ -106,41 +122,51 @@ def is_of_training(values: Mapping[str, float]) -> bool:
 
 def is_measured(names: Iterable[str]) -> bool:
     """Whether one of them is the name of a result."""
-    return any(_MEASURED.fullmatch(name) for name in names)
+    return any(_compile_results().fullmatch(name) for name in names)
 
 
 def _is_placed(names: Collection[str]) -> bool:
     return EPOCH in names or STEP in names
 
 
-def _read_dict(text: str) -> dict[str, float]:
+def _read_object(text: str) -> dict[str, float] | None:
+    """JSON or a dict of Python, alone or at the end of a line: `INFO:root:{'loss': 0.5}`."""
+    before, brace, rest = text.partition("{")
+    found: dict[str, float] = {}
+    _take_place(before, found)
+    numbers, whole = _read_dict(brace + rest)
+    found |= numbers
+    placed, measured = _is_placed(found), is_measured(found)
+    if before.strip():
+        return found if placed and measured else None
+    return found if measured or (placed and whole and len(found) > 1) else None
+
+
+def _read_dict(text: str) -> tuple[dict[str, float], bool]:
+    """Its numbers, and whether it holds nothing else."""
     found: Mapping[object, object] = {}
     if _DICT.fullmatch(text):
         found = {item["name"]: _parse_number(item["value"]) for item in _ITEM.finditer(text)}
+        size = text.count("': ")
     else:
         try:
             read = json.loads(text)
         except (ValueError, RecursionError):
-            return {}
+            return {}, False
         found = read if isinstance(read, dict) else {}
-    numbers = {str(name): n for name, n in found.items() if type(n) in (int, float)}
+        size = len(found)
+    numbers: dict[str, float] = {
+        str(name): n  # type: ignore[misc]
+        for name, n in found.items()
+        if type(n) in (int, float)
+    }
     names = {name: name.lower() for name in numbers}
     step = next((name for name in STEPS if name in names.values()), STEP)
-    return {
-        STEP if low == step else EPOCH if low == EPOCH else name: value  # type: ignore[misc]
-        for (name, low), value in zip(names.items(), numbers.values(), strict=True)
+    placed = {
+        STEP if low == step else EPOCH if low == EPOCH else name: numbers[name]
+        for name, low in names.items()
     }
-
-
-def _read_bar(text: str) -> dict[str, float] | None:
-    bar = _BAR.search(text)
-    if not bar:
-        return None
-    found: dict[str, float] = {}
-    _take_place(text[: bar.start()], found)
-    found[STEP] = int(bar["value"])
-    pairs = dict(pair for part in bar["pairs"].split(", ") for pair in _read_pairs(part))
-    return {**found, **pairs} if pairs else None
+    return placed, len(numbers) == size
 
 
 def _read_text(text: str) -> dict[str, float] | None:
@@ -150,19 +176,29 @@ def _read_text(text: str) -> dict[str, float] | None:
     found: dict[str, float] = {}
     summary = _SUMMARY.match(text)
     text = text[summary.end() :] if summary else text
-    text = _take_place(_JOINED.sub(r"\1", _GROUP.sub(r"|\1|", text)), found)
+    text = _take_place(_JOINED.sub(r"\1", _GROUP.sub(r"|\1|", text)), found).rstrip("]")
     placed = bool(found)
+    evaluation = _EVALUATION.match(text)
+    heading = found.keys() == {EPOCH} and not re.search(r"\w", text)
     for part in filter(None, map(str.strip, _FIELDS.split(text))):
-        pairs = list(_read_pairs(part, bare=placed or bool(summary)))
+        pairs = list(_read_pairs(part, bare=bool(placed or summary or evaluation)))
         if not (pairs or placed):
             return None
         found |= {name: value for name, value in pairs if name not in (EPOCH, STEP)}
-    return found if is_measured(found) else None
+    if evaluation:
+        found = {_name_evaluated(name, evaluation[1].lower()): n for name, n in found.items()}
+    return found if heading or is_measured(found) else None
+
+
+def _name_evaluated(name: str, part: str) -> str:
+    """`part`: what the line begins with. An evaluation's results are not the training's."""
+    own = name in (EPOCH, STEP, TIME) or _HAS_PART.fullmatch(name)
+    return name if own else f"{part}_{name}"
 
 
 def _take_place(text: str, found: dict[str, float]) -> str:
     """Adds epoch and step to `found`; returns the rest of the line."""
-    for pattern in _PLACES:
+    for pattern in _compile_places():
         there = pattern.search(text)
         groups = there.groupdict() if there else {}
         places = {name: groups[name] for name in (EPOCH, STEP) if groups.get(name)}
@@ -256,10 +292,11 @@ def parse_metrics(line: bytes) -> dict[str, float] | None:
     except (ValueError, RecursionError):
         return None
     values = found.get(KEY) if isinstance(found, dict) and len(found) == 1 else None
-    return _keep_numbers(values) if isinstance(values, dict) else None
+    return keep_numbers(values) if isinstance(values, dict) else None
 
 
-def _keep_numbers(values: Mapping[str, float]) -> dict[str, float]:
+def keep_numbers(values: Mapping[str, float]) -> dict[str, float]:
+    """Without what is no number, and without names that nobody can read."""
     return {
         name: value
         for name, value in values.items()
@@ -279,6 +316,7 @@ class Reader:
         self._last: dict[int, Mapping[str, float]] = {}
         self._meant: set[int] = set()
         self._begun: set[int] = set()
+        self._epoch: dict[int, Mapping[str, float]] = {}
         self._waiting: dict[int, dict[tuple[str, ...], Mapping[str, float]]] = {}
 
     def read(self, rank: int, data: bytes, stream: str = "") -> list[MetricPoint]:
@@ -306,7 +344,10 @@ class Reader:
         if rank in self._meant or not (marks := find_marks(text)):
             return found
         for line in text.split(b"\n"):
-            values = _keep_numbers(read_metric_line(line, marks) or {})
+            values = keep_numbers(read_metric_line(line, marks) or {})
+            if values.keys() == {EPOCH}:
+                self._epoch[rank], values = values, {}
+            values = values and {**self._epoch.get(rank, {}), **values}
             if values and values != self._last.get(rank):  # a bar is drawn again and again
                 self._last[rank] = values
                 ready = self._hold_back(rank, values)
@@ -328,7 +369,7 @@ class Reader:
 
 
 def drop_repeated(points: Iterable[MetricPoint]) -> tuple[MetricPoint, ...]:
-    """Without the lines for people of ranks that have printed others for clusterctl."""
+    """Of ranks that have printed lines for clusterctl, only those."""
     points = tuple(points)
     ranks = {point.rank for point in points if point.meant}
     return tuple(point for point in points if point.meant or point.rank not in ranks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,7 +32,7 @@ def read_gpus(text: str, cluster: str = "") -> tuple[GpuLook, ...]:
     """Lines that mean nothing, such as a login shell's, are left out. Of jobs, those of the cluster
     with that id are read."""
     found: dict[str, GpuLook] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         word, _, rest = line.partition(" ")
         with suppress(ValueError, RecursionError):
             if word == "gpu":
@@ -148,7 +147,8 @@ class TopFrame:
 def read_top(node: str, text: str) -> Look:
     """What tick.sh printed. Lines that mean nothing, such as a login shell's, are left out."""
     look, tick = Look(node, gpus=read_gpus(text)), 100.0
-    for line in text.splitlines():
+    printed: dict[int, list[str]] = {}
+    for line in text.split("\n"):
         word, _, rest = line.partition(" ")
         with suppress(ValueError, IndexError):
             if word == "time":
@@ -168,19 +168,22 @@ def read_top(node: str, text: str) -> Look:
             elif word in ("process", "resident", "metrics"):
                 number, _, value = rest.partition(" ")
                 rank = look.ranks.setdefault(int(number), RankLook())
-                _add(rank, int(number), word, value, tick)
+                if word == "metrics":
+                    printed.setdefault(int(number), []).append(value)
+                else:
+                    _add(rank, word, value, tick)
+    for item, lines in printed.items():
+        reader = Reader()
+        found = (*reader.read(item, "\n".join(lines).encode()), *reader.finish())
+        look.ranks[item].points = metrics.drop_repeated(found)
     if not look.time:
         look.error = "it did not answer in full"
     return look
 
 
-def _add(rank: RankLook, number: int, word: str, value: str, tick: float) -> None:
+def _add(rank: RankLook, word: str, value: str, tick: float) -> None:
     if word == "resident":
         rank.memory += int(value) * 1024
-    elif word == "metrics":
-        reader = Reader()
-        found = (*reader.read(number, b64decode(value)), *reader.finish())
-        rank.points = metrics.drop_repeated((*rank.points, *found))
     else:
         process = read_process(value)
         if process.alive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ def test_other_lines_are_no_metrics(text: bytes) -> None:
 
 
 TABLE = read_toml(Path(__file__).with_name("metric_lines.toml"))
+PLACES = [asdict(place) for place in metrics.load_line_table().places]
 
 
-@pytest.mark.parametrize("row", TABLE["metrics"], ids=lambda row: row["line"])
+@pytest.mark.parametrize("row", [*PLACES, *TABLE["metrics"]], ids=lambda row: row["line"])
 def test_lines_for_people_are_metrics(row: dict[str, Any]) -> None:
     reader = Reader()
     (point,) = reader.read(0, f"starting\n{row['line']}\n".encode()) + reader.finish()
@@ -57,6 +59,16 @@ def test_prose_and_tracebacks_are_no_metrics(text: str) -> None:
     assert reader.read(0, f"{text}\n".encode()) + reader.finish() == []
 
 
+@pytest.mark.parametrize("before", ["", "step 1: loss 0.5\n"])
+def test_what_other_programs_print_is_no_curve(before: str) -> None:
+    found = {}
+    for text in TABLE["nothing"]["output"].splitlines():
+        reader = Reader()
+        reader.read(0, before.encode())
+        found[text] = reader.read(0, f"{text}\n".encode()) + reader.finish()
+    assert {text: points for text, points in found.items() if points} == {}
+
+
 TRAINING = b"Epoch 0 | Loss: 0.5\n"
 
 
@@ -64,7 +76,7 @@ TRAINING = b"Epoch 0 | Loss: 0.5\n"
     "settings",
     [
         *('{"lr": 0.1, "aux_loss": 0.4, "epochs": 10}', "{'epoch': 10, 'lr': 0.001}"),
-        *("label_smoothing: 0.1, aux_loss: 0.4", "target_accuracy=0.95, lr=0.1"),
+        *("label_smoothing: 0.1, aux_loss: 0.4", "aux_accuracy=0.95, lr=0.1"),
     ],
 )
 def test_what_comes_once_and_before_the_training_are_settings(settings: str) -> None:
@@ -85,6 +97,18 @@ def test_results_without_a_place_count_again_and_again_or_alone() -> None:
     assert [point.x for point in pairs] == [1, 2]
     assert reader.read(2, b'val_loss=0.25\n{"epoch": 1, "lr": 0.1}\n') == []
     assert reader.finish() == [MetricPoint(2, {"val_loss": 0.25})]
+
+
+def test_a_heading_says_the_epoch_of_what_follows() -> None:
+    """As Keras and PyTorch's tutorials print it. Other ranks have their own."""
+    reader, bar = Reader(), b"9/9 [====] - 1s - loss: "
+    reader.read(0, b"Epoch 1/2\n" + bar + b"0.5\nEpoch 2/2\n----------\n")
+    found = reader.read(0, bar + b"0.25\n Accuracy: 64.5%\n")
+    assert [dict(point.values) for point in found] == [
+        {"epoch": 2, "step": 9, "loss": 0.25},
+        {"epoch": 2, "accuracy": 64.5},
+    ]
+    assert reader.read(1, bar + b"0.25\n") == [MetricPoint(1, {"step": 9, "loss": 0.25})]
 
 
 def test_what_a_rank_prints_for_clusterctl_counts_alone() -> None:

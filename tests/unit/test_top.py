@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from clusterctl.cli.insight import render
 from clusterctl.core.assets import render as render_template
 from clusterctl.core.job import UNPLACED, JobState, Placement
 from clusterctl.insight import top
-from clusterctl.insight.metrics import MARKS
+from clusterctl.insight.metrics import list_marks
 from clusterctl.insight.top import Look, TopFrame
 from tests.unit.making import cluster, job, spec
 
@@ -31,8 +30,7 @@ def said(time: float, *lines: str, cpu: str = "1000 500", net: str = "1000 2000"
 
 
 def metrics_line(rank: int, *values: dict[str, float]) -> str:
-    text = "".join(json.dumps({"clusterctl": item}) + "\n" for item in values)
-    return f"metrics {rank} {b64encode(text.encode()).decode()}"
+    return "\n".join(f"metrics {rank} {json.dumps({'clusterctl': item})}" for item in values)
 
 
 BEFORE = {
@@ -162,12 +160,17 @@ def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
     fake = tmp_path / tool
     fake.write_text(f"#!/bin/sh\necho '{printed}'\n")
     fake.chmod(0o755)
-    printed = tmp_path / "jobs" / "1" / "out"
+    printed = tmp_path / "a b" / "jobs" / "1" / "out"
     printed.mkdir(parents=True)
     (printed / "rank-0.out").write_text("iter 3: loss 2.5, time 12.00ms\nsaved\n")
     (printed / "rank-1.err").write_bytes(b" 3/9 [00:01<00:09, 9it/s, loss=0.5]\r")
-    values = {"id": 1, "node": "w", "root": str(tmp_path), "tag": "x/1;", "device": "lo"}
-    values["marks"] = "|".join(mark.decode() for mark in MARKS)
+    progress = "".join(f"step {step}: loss {step}\n" for step in range(200))
+    meant = json.dumps({"clusterctl": {"step": 7, "loss": 0.25}})
+    (printed / "rank-2.out").write_text(f"{progress}{meant}\n{progress}")
+    (printed / "rank-2.err").write_text(progress)
+    (printed / "rank-3.out").write_text(progress)
+    values = {"id": 1, "node": "w", "root": str(tmp_path / "a b"), "tag": "x/1;", "device": "lo"}
+    values["marks"] = "|".join(mark.decode() for mark in list_marks())
     script = render_template("insight/tick.sh.j2", **values)
     done = subprocess.run(
         ["/bin/sh", "-s"],
@@ -181,7 +184,9 @@ def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
     assert look.error == ""
     assert [gpu.used for gpu in look.gpus] == ([0.5] if tool == "nvidia-smi" else [None, 0.05])
     ranks = top.make_rank_lines({}, {"w": look})
-    assert [(rank.step, rank.loss) for rank in ranks] == [(3, 2.5), (3, 0.5)]
+    assert [(rank.step, rank.loss) for rank in ranks] == [
+        *((3, 2.5), (3, 0.5), (7, 0.25), (199, 199)),
+    ]
 
 
 def looked(seconds: float, *ticks: int) -> dict[str, Look]:
