@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -260,16 +261,16 @@ def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job
 def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None:
     """One line for each line of metrics; a table with --csv."""
     where = (store, job, given.cluster, console.report)
-    if given.csv:
-        console.result(
-            insight_metrics.to_csv(actions_metrics.collect_metrics(*where, rank=given.rank)).rstrip(
-                "\n"
-            )
-        )
-        return
-    found = actions_metrics.follow(*where, follow=given.follow, rank=given.rank)
+    found: Iterable[insight_metrics.MetricPoint]
+    if given.follow:
+        found = chain.from_iterable(actions_metrics.follow(*where, rank=given.rank))
+    else:
+        found = actions_metrics.collect_metrics(*where, rank=given.rank)
+        if given.csv:
+            console.result(insight_metrics.to_csv(found).rstrip("\n"))
+            return
     none = True
-    for point in (point for points in found for point in points):
+    for point in found:
         none = False
         if console.json:
             print(json.dumps(insight_metrics.to_json(point)), flush=True)
@@ -284,7 +285,7 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
 
 
 def _explain_no_metrics(job: int) -> str:
-    return f"job {job} printed no metrics; docs/jobs.md (Metrics) says which lines count"
+    return f"no metrics found in job {job}; docs/jobs.md (Metrics) says what counts"
 
 
 def cancel(given: Cancel, console: Console) -> None:

@@ -310,6 +310,12 @@ def find_folder(home: Home, job: Job) -> str:
     return _read(home, job).folder
 
 
+def list_fetched(home: Home, job: Job) -> list[tuple[str, Path]]:
+    """The files that were fetched, as NODE/PATH and where that was put."""
+    known = _read(home, job)
+    return [(place, Path(known.folder) / place) for place in known.files]
+
+
 def find_files(
     home: Home, job: Job, wanted: Callable[[str], bool] = lambda node: True
 ) -> dict[str, Files]:

@@ -85,6 +85,7 @@ MAY_USE: dict[str, set[str]] = {
     "msgspec": set(MAY_IMPORT) - {"__init__", "errors"},
     "tomli": {"core"},
     "matplotlib": {"insight"},  # the extra `report`
+    "tensorboard": {"actions"},  # the extra `tensorboard`
     "pathspec": {"project"},
     "packaging": {"project"},
     "cloudpickle": {"jobs"},

@@ -22,6 +22,7 @@ HEAVY = {
     "cryptography",
     "numpy",
     "matplotlib",
+    "tensorboard",
 }
 
 

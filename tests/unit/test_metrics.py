@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from clusterctl.actions.common import open_store
-from clusterctl.core.job import JobState, Provenance
+from clusterctl.core.job import Job, JobState, Provenance
 from clusterctl.core.text import read_toml
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
+from clusterctl.jobs import records
+from clusterctl.jobs.fetch import locate_copies
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, program, spec
 
@@ -236,6 +238,72 @@ def test_logs_shows_them(call: Call) -> None:
     said = call("logs", "7", "--metrics", "--rank", "1")
     assert (said.code, said.out) == (0, "")
     assert "no metrics" in said.err
+
+
+def write_events(folder: Path, *steps: dict[str, float], tensors: bool = False) -> Path:
+    """As torch's SummaryWriter does; `tensors`: as TensorFlow 2 and Keras do."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    for number, values in enumerate(steps):
+        for tag, value in values.items():
+            plain = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            summary = scalar_pb(tag, value) if tensors else plain
+            writer.add_event(Event(wall_time=100.0 + number, step=number, summary=summary))
+    writer.close()
+    return next(folder.iterdir())
+
+
+def note_fetched(job: Job, folder: Path) -> None:
+    places = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    records.note(open_store().home, job, ("worker-1",), folder, places)
+
+
+def test_event_files_of_tensorboard_count_beside_lines_for_people(
+    call: Call, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard")
+    printed(7, rank_0=b"step 1: loss 9\n", rank_1=b"step 1: loss 8\n")
+    write_events(tmp_path / "worker-1/logs/train", {"loss": 0.5}, {"loss": 0.25})
+    damaged = write_events(tmp_path / "worker-1/logs/val", {"acc": 0.75}, {"acc": 1}, tensors=True)
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    (tmp_path / "worker-1/events.out.tfevents.junk").write_bytes(b"x" * 99)
+    (tmp_path / "worker-1/notes.txt").write_text("step 1: loss 7")
+    note_fetched(open_store().read_job(7), tmp_path)
+    found = call("logs", "7", "--metrics", "--csv").out.splitlines()
+    assert found == [
+        "rank,step,loss,logs/train/loss,logs/val/acc,time",
+        "0,1,9,,,",
+        "0,0,,0.5,,100.0",
+        "0,1,,0.25,,101.0",
+        "0,0,,,0.75,100.0",
+        "1,1,8,,,",
+    ]
+    assert call("jobs", "--columns", "logs/train/loss").out.split()[-1] == "0.25"
+    printed(8, rank_0=line(step=1, loss=3) + b"\n")
+    note_fetched(open_store().read_job(8), tmp_path)
+    assert call("logs", "8", "--metrics").out == "[0] step 1  loss 3\n"
+
+
+def test_event_files_of_points_and_of_copies(call: Call, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    store = open_store()
+    what = spec(sweep=("lr=1,2",))
+    store.save_job(job(cluster(), what, id=9, state=JobState.SUCCEEDED))
+    copies = locate_copies(store.locate_job_folder(9))
+    file = write_events(copies / "worker-1/points/1/runs", {"Loss/train": 0.5})
+    path, size = str(file.relative_to(copies / "worker-1")), file.stat().st_size
+    (copies / ".worker-1.json").write_text(json.dumps({"when": 1, "files": [[path, size, 1]]}))
+    assert "Loss/train" in call("jobs", "9").out
+    (row,) = [
+        p
+        for p in call("jobs", "9", "--json").document["jobs"][0]["points"]["table"]
+        if p["metrics"]
+    ]
+    assert (row["point"], row["metrics"]["Loss/train"]) == (1, 0.5)
 
 
 def test_columns_of_jobs(call: Call) -> None:
