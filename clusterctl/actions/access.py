@@ -194,7 +194,7 @@ def prepare(
             "terminal/install.sh.j2",
             node=node,
             mark=render_hostfile_mark(cluster.id),
-            container=mpirun.is_contained(node),
+            container=node.contained,
         )
         return pool.find_transport(name).run(
             f"exec /bin/sh -c {quote(script)}",

@@ -105,7 +105,7 @@ def _render_command(node: Node) -> str:
         " import base64; exec(base64.b64decode(sys.stdin.readline()))"
     )
     command = f"exec {shlex.quote(node.python)} -u -c {shlex.quote(program)}"
-    if node.job_port == node.ssh_port:
+    if not node.contained:
         return command
     agent = shlex.quote(f"{node.root}/bin/clusterctl-ssh")
     return f"exec {agent} {shlex.quote(node.name)} {shlex.quote(command)}"

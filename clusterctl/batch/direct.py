@@ -136,7 +136,7 @@ class Direct(BatchSystem):
                 id=job.id,
                 root=launcher.root,
                 folder=where[launcher.name],
-                container="" if launcher.job_port == launcher.ssh_port else launcher.name,
+                container=launcher.name if launcher.contained else "",
                 tag=f"{cluster.id}/{job.id};",
                 system="direct",
                 command=render_command_line(plan.argv),

@@ -255,12 +255,18 @@ class Node:
     facts: NodeFacts = field(default_factory=NodeFacts)
     instance_type: str = ""
     machine: str = ""
-    """What the provider calls it: the instance id on EC2."""
+    """What the provider calls it: the instance id on EC2. "": it is a machine of the user's own."""
 
     @property
     def here(self) -> bool:
         """It is the machine that clusterctl runs on: no SSH."""
         return not self.address
+
+    @property
+    def contained(self) -> bool:
+        """Whether jobs run in a container of the node's, which has an sshd of its own. On machines
+        of the user's own the ports may differ because of forwarding, and none does."""
+        return bool(self.machine) and self.job_port != self.ssh_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

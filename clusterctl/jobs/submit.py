@@ -380,7 +380,7 @@ def _require_agents(nodes: Sequence[Node], pool: Pool) -> Sequence[NodeResult]:
 
 def may_spread(nodes: Collection[Node]) -> bool:
     """Whether the machines of these nodes, and not only containers on them, reach each other."""
-    return len(nodes) == 1 or all(node.job_port == node.ssh_port for node in nodes)
+    return len(nodes) == 1 or not any(node.contained for node in nodes)
 
 
 def _require_staged(results: Sequence[NodeResult], job: Job) -> None:
@@ -460,7 +460,7 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
         f" PATH={quote(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
         f" {_count_staged(folder, program)} && cat {target}"
     )
-    if node.job_port != node.ssh_port:
+    if node.contained:
         # The compiler is where the program will run: in the node's container.
         command = f"exec {quote(node.root)}/bin/clusterctl-ssh {quote(node.name)} {quote(command)}"
     result = pool.find_transport(node.name).run(command, timeout=COMPILE_TIMEOUT)

@@ -440,15 +440,10 @@ Texts = dict[str, tuple[str, int]]
 """Texts and modes, by path."""
 
 
-def is_contained(node: Node) -> bool:
-    """Whether jobs run in a container of the node's, which has an sshd of its own."""
-    return node.job_port != node.ssh_port
-
-
 def render_files(cluster: Cluster, node: Node) -> Texts:
     """What a shell on that node needs, below `shell` in the node's root."""
     plan = _plan(cluster)
-    values = {"node": node, "nodes": cluster.nodes, "container": is_contained(node)}
+    values = {"node": node, "nodes": cluster.nodes, "container": node.contained}
     folder = f"{node.root}/ssh".replace("%", "%%")  # ssh would expand it
 
     def render_script(template: str, **more: str) -> tuple[str, int]:

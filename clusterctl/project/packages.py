@@ -386,7 +386,7 @@ _PATH = 'PATH="$PATH:$HOME/.local/bin";'
 
 def _run_inside(node: Node, command: str) -> str:
     """The command where the node's Python is: in its container, where it has one."""
-    if node.job_port == node.ssh_port:
+    if not node.contained:
         return command
     return f"exec {quote(f'{node.root}/bin/clusterctl-ssh')} {node.name} {quote(command)}"
 

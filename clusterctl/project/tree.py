@@ -791,7 +791,7 @@ def render_questions(
             f" PATH=$PATH:{quote(node.mpi_prefix)}/bin"
             f" exec /bin/sh {quote(folder)}/env rank /bin/sh -c 'command -v -- \"$1\"' sh {name}"
         )
-        if node.job_port != node.ssh_port:  # ranks run in the node's container
+        if node.contained:
             agent = f"{quote(node.root)}/bin/clusterctl-ssh {quote(node.name)}"
             question = f"exec {agent} {quote(question)}"
         lines.append(

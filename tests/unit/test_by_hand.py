@@ -145,7 +145,7 @@ def test_a_bundled_program_is_found_by_its_name(tmp_path: Path) -> None:
 
 
 def test_words_go_on_to_the_container_in_which_jobs_run(tmp_path: Path) -> None:
-    nodes = [replace(item, job_port=2222) for item in cluster().nodes]
+    nodes = [replace(item, job_port=2222, machine="i-1") for item in cluster().nodes]
     folder = written(cluster(*nodes), "launcher", tmp_path)
     (tmp_path / "tools").mkdir()
     ssh = tmp_path / "tools" / "ssh"

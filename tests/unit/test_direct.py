@@ -65,7 +65,7 @@ def test_a_job_has_its_files() -> None:
 def test_mpirun_is_started_in_the_container_of_the_launcher() -> None:
     where = cluster()
     assert "CLUSTERCTL_INSIDE" not in scripts(where)["launch.sh"]
-    inside = replace(where.launcher, job_port=2222)
+    inside = replace(where.launcher, job_port=2222, machine="i-1")
     text = scripts(replace(where, nodes=(inside, *where.workers)))["launch.sh"]
     assert f"exec {inside.root}/bin/clusterctl-ssh launcher " in text
     assert f"exec /bin/sh {inside.root}/jobs/7/launch.sh" in text

@@ -114,7 +114,7 @@ def test_the_environment_is_made_in_the_container_of_a_node(
 ) -> None:
     """The node's Python is there, behind a second sshd."""
     Path("requirements.txt").write_text("demo\n")
-    one = replace(here("worker-1", tmp_path), job_port=2222)
+    one = replace(here("worker-1", tmp_path), job_port=2222, machine="i-1")
     install("requirements.txt", one)
     assert (tmp_path / "passed-on").read_text() == "worker-1\n"
     assert run(python_of(one), "train.py") == "2.0\n"
