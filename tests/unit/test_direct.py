@@ -69,6 +69,11 @@ def test_mpirun_is_started_in_the_container_of_the_launcher() -> None:
     text = scripts(replace(where, nodes=(inside, *where.workers)))["launch.sh"]
     assert f"exec {inside.root}/bin/clusterctl-ssh launcher " in text
     assert f"exec /bin/sh {inside.root}/jobs/7/launch.sh" in text
+    # A host of the user's own, whose port ssh_config says, or which is behind a forwarded one.
+    for port in (0, 2201):
+        own = replace(where.launcher, ssh_port=port, job_port=22)
+        text = scripts(replace(where, nodes=(own, *where.workers)))["launch.sh"]
+        assert "CLUSTERCTL_INSIDE" not in text
 
 
 def planned(where: Cluster | None = None, **wanted: Any) -> dict[str, Any]:
