@@ -64,7 +64,8 @@ class Attendant:
         if verb in ("cut", "own", "choice"):
             return [(verb, *fact) for fact in self._look_for_snapshots(verb, *args)]
         if verb == "tend":
-            self._shorten(int(args[0]), int(args[1]))
+            with contextlib.suppress(OSError):
+                self._shorten(int(args[0]), int(args[1]))
         elif verb == "close":  # mpirun's connections to its daemons end a moment after it
             if self._processes.await_end(processes.NOTING):
                 self._forget()
@@ -182,7 +183,10 @@ class Here:
 
     def ask(self, limit: float, verb: str, *args: Any) -> NodeAnswer:
         asked = time.time()
-        facts = tuple(self._attendant.answer(verb, *args))
+        try:
+            facts = tuple(self._attendant.answer(verb, *args))
+        except OSError as error:  # as one whose agent has ended
+            return NodeAnswer(asked=asked, heard=time.time(), code=1, why=str(error))
         return NodeAnswer(facts, asked, time.time(), asked, time.time())
 
     def close(self) -> None:

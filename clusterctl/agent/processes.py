@@ -20,6 +20,8 @@ NOTING = 0.3
 SHELL = re.compile(r"(^|[/-])(ba|da|a|z|k|mk|c|tc|fi)?sh$")
 TRAP = 5.0
 """Seconds for a wrapper to come to its trap."""
+RANK_FACTS = {"oom": 1, "told": 1, "alone": 1, "started": 0, "exit": 3}
+"""What there is to say of a rank: so many words. A file that a full disk has cut says nothing."""
 CATCHES_TERM = 1 << (signal.SIGTERM - 1)
 
 
@@ -66,7 +68,7 @@ def remove(path: str) -> None:
 def is_locked(path: str) -> bool:
     """The kernel drops the lock of a process that has ended."""
     try:
-        with open(path, "a") as lock:
+        with open(path, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:
@@ -186,7 +188,9 @@ class Processes:
             if program.due:
                 send(program.pid, signal.SIGTERM)
             else:
-                with open(self._locate(program.rank, "term"), "a") as file:
+                with contextlib.suppress(OSError), open(
+                    self._locate(program.rank, "term"), "a"
+                ) as file:
                     file.write(f"{program.pid}\n")
             send(program.pid, signal.SIGCONT)
 
@@ -278,7 +282,7 @@ class Processes:
             names = sorted(os.listdir(self._out))
         except OSError:
             return
-        for fact in ("oom", "told", "alone", "started", "exit"):
+        for fact, count in RANK_FACTS.items():
             suffix = "." + ("pid" if fact == "started" else fact)
             for name in names:
                 rank = name[len("rank-") : -len(suffix)]
@@ -288,7 +292,8 @@ class Processes:
                     continue
                 path = os.path.join(self._out, name)
                 said = () if fact == "started" else tuple(read(path).decode().split())
-                yield (fact, rank, *said)
+                if len(said) == count:
+                    yield (fact, rank, *said)
 
     def _locate(self, rank: str, suffix: str) -> str:
         return os.path.join(self._out, f"rank-{rank}.{suffix}")

@@ -32,6 +32,8 @@ SETTLED = 0.5
 """Seconds after which mpirun has started its ranks, as a rule."""
 TURN = 0.3
 """Seconds between two looks whether it is the job's turn."""
+CANCEL = signal.SIGUSR1
+"""What tells a supervisor to end its job, as the file `stop` also says if the disk is not full."""
 REFUSED, AGAIN = 2.0, 4
 """A node that refuses a connection within so many seconds may just be starting its sshd: it is
 asked so many times again, with such a pause."""
@@ -288,8 +290,9 @@ class Supervisor:
         self._write(os.path.join(self._active, str(self._id)), "")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self._inbox.put(JobEvent("stop", "signal")))
+        signal.signal(CANCEL, lambda *_: self._inbox.put(JobEvent("stop", "cancelled")))
         if not self._wait_turn():
-            self._heed()
+            self._heed(self._stop)
             self._state.note(("ended", None))
             _remove(os.path.join(self._active, str(self._id)))
             return
@@ -308,7 +311,7 @@ class Supervisor:
                 threading.Thread(target=self._clean_up_behind_others, daemon=True).start()
             event = self._inbox.take(TURN)
             if event:
-                self._stop = event.word
+                self._heed(event.word)
                 return False
         self._waited = waited
         if not waited:
@@ -579,7 +582,8 @@ class Supervisor:
         self._beside(lambda: None if self._over.wait(seconds) else work())
 
     def _tell_stop(self, word: str) -> None:
-        self._write("stop", word)
+        with contextlib.suppress(OSError):  # the disk may be full: the job has to end all the same
+            self._write("stop", word)
         self._inbox.put(JobEvent("stop", word))
 
     def _check_start(self) -> None:
@@ -1045,9 +1049,10 @@ def release(job: str, number: int, ranks: Ranks) -> None:
     lines = [
         line for line in processes.read(path).decode().splitlines() if line.split()[0] not in free
     ]
-    with open(path + ".new", "w") as file:
-        file.write("".join(line + "\n" for line in lines))
-    os.replace(path + ".new", path)
+    with contextlib.suppress(OSError):  # the disk is full: the next look frees them
+        with open(path + ".new", "w") as file:
+            file.write("".join(line + "\n" for line in lines))
+        os.replace(path + ".new", path)
     if not lines:
         _remove(os.path.join(job, "..", "active", str(number)))
 
@@ -1128,11 +1133,11 @@ def tell_status(job: str, command: Sequence[str], limit: float) -> str:
 def cancel(job: str, command: Sequence[str]) -> None:
     """Leaves word for the supervisor, also for one that is about to start, and returns. Where it is
     dead, `command` ends the job."""
-    with open(os.path.join(job, "stop"), "w") as file:
-        file.write("cancelled\n")
+    with contextlib.suppress(OSError), open(os.path.join(job, "stop"), "w") as file:
+        file.write("cancelled\n")  # unless the disk is full
     if is_alive(job):
         pid = processes.read(os.path.join(job, "supervisor.pid")).strip()
-        processes.send(int(pid) if pid.isdigit() else 0, signal.SIGTERM)
+        processes.send(int(pid) if pid.isdigit() else 0, CANCEL)
     elif processes.read(os.path.join(job, "state")):
         start_aside(job, "clean.log", command)
 

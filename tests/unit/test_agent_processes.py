@@ -142,6 +142,8 @@ def test_it_tells_what_ranks_have_left(ranks: Ranks) -> None:
         "rank-0.exit": "3 1700000000.25 2\n",
         "rank-0.oom": "2\n",
         "rank-1.alone": "123\n",
+        "rank-1.exit": "",
+        "rank-1.oom": "",
         "rank-2.alone": "123\n",
         "rank-2.met": "",
         "boot": "another\n",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.agent.supervise import CANCEL
 from clusterctl.batch import direct
 from clusterctl.batch.direct import Direct, render_command_line
 from clusterctl.core import assets
@@ -138,7 +138,7 @@ def test_cancel_tells_the_supervisor(folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / "supervisor.pid").write_text(f"{supervisor.pid}\n")
         here(folder, Direct().cancel_argv(job()))
-        assert supervisor.wait(30) == -signal.SIGTERM
+        assert supervisor.wait(30) == -CANCEL
     assert (folder / "stop").read_text() == "cancelled\n"
 
 

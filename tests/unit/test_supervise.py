@@ -540,3 +540,24 @@ def test_a_port_for_the_ranks(site: Site) -> None:
     assert site.ended(job).state is JobState.SUCCEEDED, site.story(job)
     port = int((site.folder("worker-1", 1) / "work" / "port").read_text())
     assert 1024 < port < 65536
+
+
+def test_a_full_disk_keeps_no_job_from_its_end(site: Site) -> None:
+    """How a rank ended could not be noted, nor why the job is to stop."""
+    site.change = lambda text: text.replace('echo "$cctl_end" >', ": >")
+    job = site.ended(site.submit(1, "exit 0", f"{BOTH}; exit 1"))
+    assert job.state is JobState.FAILED, site.story(job)
+    site.change = str
+    site.alter(
+        "import builtins, errno\n"
+        "def full(path, mode='r', *more, real=open, **named):\n"
+        "    if str(path).endswith(('/stop', '/stop.new', '.term')) and mode != 'rb':\n"
+        "        raise OSError(errno.ENOSPC, 'No space left on device', path)\n"
+        "    return real(path, mode, *more, **named)\n"
+        "builtins.open = full"
+    )
+    late = site.ended(site.submit(2, "sleep 300", BOTH, timeout=1.0))
+    assert late.state is JobState.TIMEOUT, site.story(late)
+    job = site.submit(3, "sleep 300", BOTH)
+    site.cancel(job)
+    assert site.ended(job).state is JobState.CANCELLED
