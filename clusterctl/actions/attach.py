@@ -306,6 +306,11 @@ def _explain_unfit(node: Node, result: NodeResult) -> str:
     told = facts.parse_facts(result.text)
     if node.python and told.python is None:
         reasons.append(f"the file sets python={node.python}, which is not a Python on that host")
+    elif told.python is None:
+        reasons.append(
+            "no Python 3.6 or newer is on this machine (sudo apt-get install python3, or name one"
+            " in the file: python=/…)"
+        )
     if lacks := bootstrap.find_lacking(told):
         reasons.append(lacks)
     return "; ".join(reasons)
@@ -320,9 +325,7 @@ def _describe_lacks(node: Node) -> str:
             "no mpirun: it cannot take part in jobs on several hosts"
             " (sudo apt-get install openmpi-bin)"
         )
-    if not node.python:
-        missing.append("no Python: it cannot run Python programs (sudo apt-get install python3)")
-    elif without := [name for name in catalog.BUNDLED if name not in packages]:
+    if without := [name for name in catalog.BUNDLED if name not in packages]:
         missing.append(
             f"{node.python} lacks {', '.join(without)}: it cannot run the bundled programs"
             f" ({node.python} -m pip install {' '.join(without)} there, or name a Python that has"

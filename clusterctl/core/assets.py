@@ -69,6 +69,14 @@ def render(template: str, **values: object) -> str:
 # The agent: what runs on nodes, in a Python of theirs.
 
 
+PYTHONS = (
+    '"$(command -v python3)" /usr/bin/python3 /usr/libexec/platform-python'
+    ' "${CONDA_PREFIX:-/opt/conda}/bin/python3" ~/miniforge3/bin/python3'
+    " ~/miniconda3/bin/python3 ~/anaconda3/bin/python3"
+)
+"""Where a node's Python is looked for, as words of sh."""
+
+
 @cache
 def pack_agent() -> tuple[str, bytes]:
     """clusterctl/agent as a zip archive, for a folder of which Python runs `__main__.py`, which is
@@ -99,4 +107,5 @@ def render_agent(pythons: Sequence[str] = ()) -> str:
     to try first."""
     digest, packed = pack_agent()
     text = base64.encodebytes(packed).decode()
-    return render("bootstrap/place-agent.sh.j2", digest=digest, packed=text, pythons=pythons)
+    values = {"digest": digest, "packed": text, "pythons": pythons, "usual": PYTHONS}
+    return render("bootstrap/place-agent.sh.j2", **values)

@@ -156,6 +156,9 @@ PARSERS: dict[str, Callable[[str], Mapping[str, Any]]] = {
 """What reads the answer to a question of facts.toml. Of any other, the text is the fact itself."""
 
 
+_PYTHON = f'"$(for q in {assets.PYTHONS}; do [ ! -x "$q" ] || {{ echo "$q"; break; }}; done)"'
+
+
 @cache
 def _read_questions() -> dict[str, str]:
     return msgspec.toml.decode(Path(__file__).with_name("facts.toml").read_bytes())  # type: ignore[no-any-return]
@@ -171,7 +174,8 @@ def list_questions(
     asked = " ".join(map(shlex.quote, pythons))
     words = {
         "@pythons@": asked,
-        "@candidates@": asked if only else f'{asked} "$(command -v python3)"',
+        "@candidates@": asked if only else f"{asked} {_PYTHON}",
+        "@python@": _PYTHON,
         "@about@": shlex.join(["-c", script, *PACKAGES]),
         "@tools@": " ".join((*TOOLS, *tools)),
         "@fast@": FAST,

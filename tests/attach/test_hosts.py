@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -270,9 +271,20 @@ def test_a_key_that_opens_nothing(hosts: Hosts, cli: Cli) -> None:
 
 
 def test_a_host_without_python_is_refused(hosts: Hosts, cli: Cli) -> None:
-    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{nopython}"), code=5)
-    said = "no Python 3.6 or newer is on this machine (sudo apt-get install python3)"
+    file = hosts.file(cli, "{alpha}", "{nopython}")
+    done = cli("attach", "lab", "--hosts", file, code=5)
+    said = "no Python 3.6 or newer is on this machine (sudo apt-get install python3"
     assert f"{hosts['nopython'].address}: {said}" in done.err
+    assert done.err.count("no Python") == 1
+    conda = hosts.user_home("nopython") / "miniconda3" / "bin"
+    conda.mkdir(parents=True)
+    (conda / "python3").symlink_to(sys.executable)
+    try:
+        cli("attach", "lab", "--hosts", hosts.file(cli, "{nopython}"))
+        cli.script("who.py", "print('here')\n")
+        assert cli("run", "who.py").of(0) == ["here"]
+    finally:
+        shutil.rmtree(conda.parent)
 
 
 def test_a_python_of_the_file_is_that_one(hosts: Hosts, cli: Cli) -> None:

@@ -53,7 +53,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "supervisor": Part(LAUNCHER, r"__main__\.py submit", False, (6,), "supervisor"),
     "mpirun": Part(LAUNCHER, r"/(prterun|mpirun) ", False, (6, 137), "mpirun", tried=True),
-    "daemon": Part(WORKERS, r"/(prted|orted) ", False, (4, 6), "daemon", tried=True),
+    "daemon": Part(WORKERS, r"/(prted|orted) ", False, (0, 4, 6), "daemon", tried=True),
     "rank": Part(WORKERS, r"/python\S* (\S+/)?trains\.py", False, (137,), "", tried=True),
     "wrapper": Part(WORKERS, r"/rank\.sh", False, (4, 6, 137), "", tried=True),
     "attendant": Part(WORKERS, r"__main__\.py attend"),

@@ -85,7 +85,8 @@ def test_mpich_is_recognised_from_what_it_really_prints(need: Any, tmp_path: Pat
     fake(folder, "mpirun", HYDRA)
     for tool in ("cat", "head", "sed", "grep", "awk", "tail"):
         (folder / tool).symlink_to(need(tool))
-    found = ask("mpi", folder, system="").mpi
+    fake(tmp_path / "python" / "bin", "python3", "")
+    found = ask("mpi", folder, system=f":{tmp_path}/python/bin").mpi
     assert found is not None
     assert (found.flavour, found.version, found.prefix) == ("mpich", "4.0.2", str(folder.parent))
 
