@@ -141,8 +141,9 @@ class Site:
                 os.kill(pid, signal.SIGKILL)
         return node
 
-    def check_lines(self, said: Done, numbers: Sequence[int], gone: bool = False) -> Iterator[str]:
-        """What `run` has printed, and what `logs` says, is what the ranks have written."""
+    def check_lines(self, said: Done, numbers: Sequence[int], few: bool = False) -> Iterator[str]:
+        """What `run` has printed, and what `logs` says, is what the ranks have written. `few`: it
+        may have printed less, for it was interrupted, or the last lines went with their node."""
         total: dict[int, list[str]] = {0: [], 1: []}
         for number in numbers:
             logs = self.cli("logs", number, code=None)
@@ -154,9 +155,9 @@ class Site:
                     yield f"logs {number}, rank {rank}: {len(logs.of(rank))} of {len(lines)} lines"
                 yield from check_order(f"job {number}, rank {rank}", lines)
         for rank, lines in total.items():
-            rest = iter(lines)  # `run` may not have got the last ones of a node that is gone
-            few = all(line in rest for line in said.of(rank)) if gone else said.of(rank) == lines
-            if said.code >= 0 and not few:
+            rest, printed = iter(lines), said.of(rank)
+            good = all(line in rest for line in printed) if few else printed == lines
+            if said.code >= 0 and not good:
                 yield f"run {numbers}, rank {rank}: {len(said.of(rank))} of {len(lines)} lines"
 
     def check_end(self, said: Done) -> Iterator[str]:
@@ -193,7 +194,7 @@ class Site:
             wait_for(lambda: not any(of_job(self.id, number) for number in mine), 5, "")
         for number in mine:
             misses += [f"left behind: {left}" for left in of_job(self.id, number)]
-        misses += self.check_lines(done, mine, gone=bool(node) and not part.words)
+        misses += self.check_lines(done, mine, few=not part.words)
         if done.code == 0:
             misses += self.check_end(done)
         elif name != "client":
@@ -250,7 +251,8 @@ def main() -> int:
                 kills.append(kill)
                 words = " ".join(kill.options), kill.node, f"step {kill.step}", f"-> {kill.code}"
                 print(name, *words, f"{kill.took:.1f} s", flush=True)
-                print(*kill.misses, sep="\n", end="", flush=True)
+                for miss in kill.misses:
+                    print(f"  {miss}", flush=True)
         site.cli("down", "lab", "--discard")
         left = traces.left()
     print("| killed | times | `run` ended with | longest, s | misses |\n|---|---|---|---|---|")
