@@ -28,20 +28,52 @@ def rates(world: World) -> dict[str, float]:
     return {item["node"]: item["hourly"] for item in charges if item["until"] is None}
 
 
-def test_a_job_goes_on_when_ec2_takes_its_machines_away(world: World, tmp_path: Path) -> None:
-    """First with two minutes' notice and a client that follows it, then with none and nobody there,
-    while there is no room for spot instances: each time the result is that of an undisturbed run,
-    to the last bit."""
-    program = tmp_path / "program" / "trains.py"
+def trains(folder: Path) -> str:
+    """A program that goes on from its snapshot, and is busy for half a minute."""
+    program = folder / "program" / "trains.py"
     program.parent.mkdir()
     program.write_text(TRAINS.replace("< 100", "< 200"))
-    expected = undisturbed(200)
-    spot = ("--cpu", "t3.xlarge", "--spot", "--spot-fallback", "--runtime", "host", "--yes")
-    world.ok("up", *spot)
+    return str(program)
+
+
+SPOT = ("--cpu", "t3.xlarge", "--spot", "--spot-fallback", "--runtime", "host", "--yes")
+
+
+def test_a_job_goes_on_when_ec2_has_no_spot_instance_left(world: World, tmp_path: Path) -> None:
+    """A machine goes without notice while nobody follows, and another one costs more: who follows
+    later sees the result of an undisturbed run, to the last bit."""
+    world.ok("up", *SPOT)
     cheap = rates(world)
     machines = {node["name"]: node["machine"] for node in world.record()["nodes"]}
+    started = world.ok("run", "--detach", "--json", *POLICY, trains(tmp_path))
+    number = str(started.document()["id"])
+    world.wait(lambda: "step 20\n" in world.ok("logs", number).out, 120, "step 20")
+    world.ec2.fault("ice", market="spot")
+    lost = machines["worker-2"]
+    world.ec2.client("ec2").terminate_instances(InstanceIds=[lost])
+    world.wait(lambda: lost not in world.ec2.machines, 60, "the end of worker-2")
+    followed = world.ok("logs", number, "-f", timeout=280)
+    assert "lost worker-2: starting it again" in followed.err
+    assert "no capacity for spot (no capacity" in followed.err
+    assert "worker-2 on-demand instead, the cluster then costs $" in followed.err
+    assert followed.out.count(undisturbed(200)) == 2, followed.out
+    assert steps(followed.out)[1] >= 20
+    now = {node["name"]: node["machine"] for node in world.record()["nodes"]}
+    assert [name for name in now if now[name] != machines[name]] == ["worker-2"]
+    dear = rates(world)
+    assert dear["worker-2"] > cheap["worker-2"]
+    assert {**dear, "worker-2": 0.0} == {**cheap, "worker-2": 0.0}
+    assert world.record()["mode_reason"] == "us-east-1, spot (worker-2 on-demand)"
+    assert world.ok("up", "--json").document()["phase"] == "ready", "nothing has to change"
+    world.ok("down", "--yes", "--discard")
 
-    running = world.start("run", *POLICY, str(program))
+
+@pytest.mark.all
+def test_a_job_goes_on_when_ec2_takes_a_machine_back(world: World, tmp_path: Path) -> None:
+    """With two minutes' notice, and a client that follows."""
+    world.ok("up", *SPOT)
+    cheap = rates(world)
+    running = world.start("run", *POLICY, trains(tmp_path))
     jobs = world.home / "jobs"
     world.wait(
         lambda: any("step 20\n" in file.read_text() for file in jobs.glob("*/out/*/rank-0.out")),
@@ -52,27 +84,7 @@ def test_a_job_goes_on_when_ec2_takes_its_machines_away(world: World, tmp_path: 
     out, err = running.communicate(timeout=300)
     assert running.returncode == 0, err
     assert "EC2 reclaimed worker-1: starting it again, then continuing job" in err
-    assert out.count(expected) == 2, out
+    assert out.count(undisturbed(200)) == 2, out
     assert steps(out)[1] >= 20
-    world.ec2.clear()
-
-    number = str(world.ok("run", "--detach", "--json", *POLICY, str(program)).document()["id"])
-    world.wait(lambda: "step 20\n" in world.ok("logs", number).out, 120, "step 20 again")
-    machine = {node["name"]: node["machine"] for node in world.record()["nodes"]}["worker-2"]
-    assert machine == machines["worker-2"], "who was not taken away has stayed"
     assert rates(world) == cheap
-    world.ec2.fault("ice", market="spot")
-    world.ec2.client("ec2").terminate_instances(InstanceIds=[machine])
-    world.wait(lambda: machine not in world.ec2.machines, 60, "the end of worker-2")
-    followed = world.ok("logs", number, "-f", timeout=280)
-    assert "lost worker-2: starting it again" in followed.err
-    assert "no capacity for spot (no capacity" in followed.err
-    assert "worker-2 on-demand instead, the cluster then costs $" in followed.err
-    assert followed.out.count(expected) == 2, followed.out
-    assert steps(followed.out)[1] >= 20
-    dear = rates(world)
-    assert dear["worker-2"] > cheap["worker-2"]
-    assert {**dear, "worker-2": 0.0} == {**cheap, "worker-2": 0.0}
-    assert world.record()["mode_reason"] == "us-east-1, spot (worker-2 on-demand)"
-    assert world.ok("up", "--json").document()["phase"] == "ready", "nothing has to change"
     world.ok("down", "--yes", "--discard")
