@@ -9,11 +9,12 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from clusterctl import process
@@ -237,30 +238,56 @@ def _copy_to_stores(
     last: what is half there has none."""
     names = [node.name for node in nodes]
     report(f"copying {name} to {', '.join(names)}")
-    marks = {node.name: _quote(node, f".{name}.complete") for node in nodes}
-    begun = pool.run({node: f"rm -f {path}" for node, path in marks.items()}, timeout=30)
-    require_copied(begun, name)
     try:
         content = read_folder(source, home)
     except Failure as error:
         raise make_local_error(str(error), error.errno) from error
 
+    whole: set[str] = set()
+
     def spread(names: Sequence[str]) -> Sequence[NodeResult]:
-        return submit.spread(
+        # Those that have it all take part again, and pass it on.
+        results = submit.spread(
             pool,
-            [node for node in nodes if node.name in names],
+            [node for node in nodes if node.name in {*whole, *names}],
             f"data/{name}",
             content,
+            prepare=f"rm -f data/.{name}.complete",
             link=True,
             timeout=PUSH_TIMEOUT,
             patience=PATIENCE,
         )
+        whole.update(result.node for result in results if result.ok)
+        return results
 
     require_copied(persist_each(pool, spread, names, report), name)
     if mark:
-        done = {node: f"echo {mark} >{path}" for node, path in marks.items()}
-        require_copied(pool.run(done, timeout=30), name)
+        _mark_complete(nodes, name, mark, pool, report)
     return tuple(names)
+
+
+def _mark_complete(
+    nodes: Sequence[Node], name: str, mark: str, pool: Pool, report: Reporter
+) -> None:
+    commands = {node.name: f"echo {mark} >{_quote(node, f'.{name}.complete')}" for node in nodes}
+    require_copied(_run_each(pool, list(commands), commands.__getitem__, report), name)
+
+
+def _run_each(
+    pool: Pool,
+    names: Sequence[str],
+    render: Callable[[str], str],
+    report: Reporter,
+    timeout: float = 30.0,
+    stdin: bytes = b"",
+) -> Sequence[NodeResult]:
+    """The command of each node, which is made again and runs again if the connection is lost."""
+
+    def run(names: Sequence[str]) -> Sequence[NodeResult]:
+        commands = {name: render(name) for name in names}
+        return pool.run(commands, stdin=stdin, timeout=timeout)
+
+    return persist_each(pool, run, names, report)
 
 
 @contextmanager
@@ -298,9 +325,9 @@ def _put(source: Path, node: Node, name: str, mark: str, pool: Pool, report: Rep
     result = transport.run(f"rm -f {complete}", timeout=30)
     if result.ok:
         result = put_folder(transport, source, target, timeout=PUSH_TIMEOUT, report=report)
-    if result.ok and mark:
-        result = transport.run(f"echo {mark} >{complete}", timeout=30)
     require_copied([result], name)
+    if mark:
+        _mark_complete([node], name, mark, pool, report)
 
 
 def _spread(
@@ -321,12 +348,15 @@ def _spread(
         pairs = list(zip(holders, missing, strict=False))
         names = [node.name for _, node in pairs]
         report(f"copying {name} ({format_bytes(size)}) between nodes to {', '.join(names)}")
-        commands = {
-            s.name: _render_pass(s, t, name, mark, size, replaced=paths is None) for s, t in pairs
-        }
-        results = pool.run(commands, stdin=paths or b"", timeout=3600 + size / SLOWEST)
-        target = {source.name: node.name for source, node in pairs}
-        require_copied([replace(result, node=target[result.node]) for result in results], name)
+        by_name = {pair[0].name: pair for pair in pairs}
+
+        def render(source: str, by_name: Mapping[str, tuple[Node, Node]] = by_name) -> str:
+            return _render_pass(*by_name[source], name, mark, size, replaced=paths is None)
+
+        results = _run_each(
+            pool, list(by_name), render, report, 3600 + size / SLOWEST, stdin=paths or b""
+        )
+        require_copied([replace(r, node=by_name[r.node][1].name) for r in results], name)
         holders += [node for _, node in pairs]
         got += names
         missing = missing[len(pairs) :]
@@ -338,12 +368,14 @@ def _render_pass(
 ) -> str:
     """What `source` runs to copy the folder to `target`. A folder that is `replaced` lies there
     unfinished at first; else the paths on stdin are copied into the one that is there."""
-    new, final = _quote(target, f".{name}.new"), _quote(target, name)
+    # What an attempt before this one still does, without its connection to us, goes wrong.
+    old, final = _quote(target, f".{name}.new"), _quote(target, name)
+    new = f"{old}-{token_hex(4)}"
     done = _quote(target, f".{name}.complete")
     if replaced:
         what = "."
         there = (
-            f"rm -rf {new} {done}; mkdir -p {new} &&"
+            f"rm -rf {old} {old}-* {done}; mkdir -p {new} &&"
             f" free=$(df -Pk {new} | awk 'END {{ print $4 }}') &&"
             f' if [ "$free" -lt {size // 1024} ]; then echo "{size // 1_000_000 + 1} MB are needed,'
             f' $((free / 1000)) MB are free" >&2; exit 73; fi && TAR_OPTIONS= tar -xof - -C {new}'
@@ -462,8 +494,7 @@ def _copy_to_nodes(
                 )
                 _put(root / name, first, name, "", pool, report)
         mark, size = _make_mark(listing), sum(size for _, size, _ in listing)
-        marking = {first.name: f"echo {mark} >{_quote(first, f'.{name}.complete')}"}
-        require_copied(pool.run(marking, timeout=30), name)
+        _mark_complete([first], name, mark, pool, report)
         have = _find_holders(others, name, mark, pool)
         missing = [node for node in others if node not in have]
         got = _spread([first, *have], missing, name, mark, size, pool, report)

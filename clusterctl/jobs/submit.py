@@ -370,10 +370,12 @@ def place_agent(node: Node, pool: Pool) -> NodeResult:
     )
 
 
-def _require_agents(nodes: Sequence[Node], pool: Pool) -> Sequence[NodeResult]:
-    """Places it where it is not there yet."""
+def _place_missing_agents(nodes: Sequence[Node], pool: Pool) -> Sequence[NodeResult]:
+    """Places it where it is not; what came of that."""
+    if not nodes:
+        return ()
     asked = {node.name: f"[ -e {quote(assets.locate_agent(node.root))} ]" for node in nodes}
-    lacking = [result.node for result in pool.run(asked, timeout=STAGE_TIMEOUT) if not result.ok]
+    lacking = [r.node for r in pool.run(asked, timeout=STAGE_TIMEOUT) if r.exit_code == 1]
     by_name = {node.name: node for node in nodes}
     return pool.call_each(lambda name: place_agent(by_name[name], pool), lacking)
 
@@ -413,16 +415,24 @@ def spread(
     """Makes the content in that folder below the root of each node, by way of their stores: what
     none of them has is sent once. `prepare`: sh that runs in the root before. `link`: programs only
     read it."""
-    unready = [result for result in _require_agents(nodes, pool) if not result.ok]
-    if unready:
-        return unready
-    receivers = []
-    for node in nodes:
-        root, agent = quote(node.root), quote(assets.locate_agent(node.root))
-        command = f"cd {root} && {{ {prepare}; }} && exec /bin/sh {agent} store {root}"
-        connect, target = f"{root}/bin/clusterctl-ssh", f"{node.root}/{folder}"
-        receivers.append(Receiver(node.name, command, connect, target))
-    return spreading.spread(pool, receivers, content, link=link, timeout=timeout, patience=patience)
+
+    def attempt(nodes: Sequence[Node]) -> dict[str, NodeResult]:
+        receivers = []
+        for node in nodes:
+            root, agent = quote(node.root), quote(assets.locate_agent(node.root))
+            command = f"cd {root} && {{ {prepare}; }} && exec /bin/sh {agent} store {root}"
+            connect, target = f"{root}/bin/clusterctl-ssh", f"{node.root}/{folder}"
+            receivers.append(Receiver(node.name, command, connect, target))
+        found = spreading.spread(
+            pool, receivers, content, link=link, timeout=timeout, patience=patience
+        )
+        return {result.node: result for result in found}
+
+    results = attempt(nodes)
+    failed = [node for node in nodes if not results[node.name].ok]
+    placed = {result.node: result for result in _place_missing_agents(failed, pool)}
+    again = attempt([node for node in failed if node.name in placed and placed[node.name].ok])
+    return list({**results, **placed, **again}.values())
 
 
 def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,6 +31,48 @@ tiny = pathlib.Path(os.environ["CLUSTERCTL_DATA"]) / "tiny"
 """
 
 pytestmark = [pytest.mark.sshd]
+
+
+BROKEN = """#!/bin/sh
+if mkdir {here}/.broken 2>/dev/null; then
+    head -c 10 >/dev/null
+    pid=$$
+    until [ "$(cat /proc/$pid/comm)" = sshd ]; do
+        pid=$(cut -d ' ' -f 4 /proc/$pid/stat)
+    done
+    kill -9 "$pid"
+fi
+exec {here}/clusterctl-ssh.whole "$@"
+"""
+"""ssh to other nodes: the first time, our connection to the node is lost meanwhile."""
+
+
+@contextmanager
+def break_once(cli: Cli) -> Iterator[None]:
+    agents = [Path(node["root"], "bin/clusterctl-ssh") for node in cli.status()["nodes"]]
+    for agent in agents:
+        agent.rename(agent.with_suffix(".whole"))
+        agent.write_text(BROKEN.format(here=agent.parent))
+        agent.chmod(0o700)
+    try:
+        yield
+        assert any((agent.parent / ".broken").exists() for agent in agents)
+    finally:
+        for agent in agents:
+            agent.with_suffix(".whole").replace(agent)
+            shutil.rmtree(agent.parent / ".broken", ignore_errors=True)
+
+
+def test_a_connection_that_is_lost_while_nodes_pass_on_is_made_again(cli: Cli) -> None:
+    (cli.folder / "mine").mkdir()
+    content = os.urandom(2_000_000)
+    (cli.folder / "mine" / "large").write_bytes(content)
+    with break_once(cli):
+        done = cli("data", "push", "mine", "--name", "again")
+    assert "lost the connection to worker-" in done.err
+    for node in cli.status()["nodes"]:
+        if node["role"] == "worker":
+            assert Path(node["root"], "data/again/large").read_bytes() == content
 
 
 def test_a_folder_is_pushed_to_every_worker(cli: Cli) -> None:
@@ -92,7 +137,8 @@ def test_a_url_is_downloaded_once_and_passed_on_between_nodes(cli: Cli, tmp_path
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/big.bin"
         digest = hashlib.sha256(content).hexdigest()
-        done = cli.json("data", "get", url, "--sha256", digest, "--name", "large")
+        with break_once(cli):
+            done = cli.json("data", "get", url, "--sha256", digest, "--name", "large")
         server.shutdown()
     assert done["data"][0]["pushed"] == ["worker-1", "worker-2"]
     assert asked == ["/big.bin"]
