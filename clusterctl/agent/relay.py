@@ -166,8 +166,7 @@ class Feed:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
         assert self._process.stdin
         self._out = self._process.stdin.fileno()
-        with contextlib.suppress(OSError):  # it may have as much as it is allowed to
-            fcntl.fcntl(self._out, SET_PIPE_SIZE, PIPE_SIZE)
+        _enlarge(self._out)
 
     def run(self, name: str, say: Callable[..., None]) -> None:
         try:
@@ -232,6 +231,12 @@ class Feed:
         self._process.wait()
 
 
+def _enlarge(pipe: int) -> None:
+    with contextlib.suppress(OSError):  # no pipe, or it may have as much as it is allowed to
+        fcntl.fcntl(pipe, SET_PIPE_SIZE, PIPE_SIZE)
+
+
 def serve(root: str) -> None:
     with open(0, "rb") as stdin:
+        _enlarge(stdin.fileno())
         StoreServer(FileStore(root), stdin, sys.stdout.buffer).run()

@@ -252,7 +252,7 @@ class FileStore:
     def follow(self, wanted: Missing, pause: float = 0.005) -> Iterator[Tuple[int, int, int]]:
         """The rest of a file, as it comes here: an open one, from which of its bytes on, and how
         many. 0: nothing has come for a moment."""
-        left, offset = wanted.size - wanted.had, wanted.had
+        left, offset, seen = wanted.size - wanted.had, wanted.had, 0
         file: Optional[IO[bytes]] = None
         try:
             while left:
@@ -260,11 +260,13 @@ class FileStore:
                     file = self._open_begun(wanted.digest)
                 if file is not None:
                     count = min(left, os.fstat(file.fileno()).st_size - offset)
-                    if count > 0:
+                    if count >= min(left, STEP) or 0 < count <= seen:  # much, or no more comes
                         yield file.fileno(), offset, count
                         offset += count
                         left -= count
+                        seen = 0
                         continue
+                    seen = count
                     # Another process may have been faster, or it was wrong and comes again.
                     place = self.locate(wanted.digest)
                     gone = not os.fstat(file.fileno()).st_nlink
@@ -389,10 +391,13 @@ class FileStore:
         with open(os.path.join(self._folder, "lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._remove_forgotten()
+            sizes = dict(self._list_kept())
+            if sum(sizes.values()) <= limit:
+                return  # the common case, which reads no manifests
             names = self._list_manifests()
             content = {name: self._list_digests(name) for name in names}
             needed = {name for name in names if name in used or self._is_held(name)}
-            gone, digests = choose_unused(dict(self._list_kept()), content, needed, limit)
+            gone, digests = choose_unused(sizes, content, needed, limit)
             for name in gone:
                 _remove(os.path.join(self._manifests, name))
             for digest in digests:

@@ -79,6 +79,8 @@ def test_a_folder_is_pushed_to_every_worker(cli: Cli) -> None:
     (cli.folder / "mine").mkdir()
     (cli.folder / "mine" / "a b.txt").write_text("x")
     (cli.folder / "read.py").write_text(READER)
+    # As where an older clusterctl has started the cluster.
+    shutil.rmtree(Path(cli.status()["nodes"][-1]["root"], "agent"))
     done = cli.json("data", "push", "mine", "--name", "tiny")
     assert done["data"][0]["pushed"] == ["worker-1", "worker-2"]
     (cli.folder / "write.py").write_text(WRITER)
