@@ -45,9 +45,12 @@ class Attendant:
         self._processes = processes.Processes(job, tag)
 
     def answer(self, verb: str, *args: Any) -> List[Fact]:
-        """Facts, as the supervisor takes them. Nothing is left of a job whose folder is gone."""
+        """Facts, as the supervisor takes them. Where the job's folder is gone, there is nothing to
+        know but its processes."""
         if not os.path.isdir(os.path.join(self._job, "out")):
-            return [("survivors", "0")]
+            if verb in ("end", "again"):
+                self._processes.end(0)
+            return [("survivors", str(len(processes.list_living(self._tag))))]
         if verb == "ask":
             self._processes.ask(args[0])
             return []
@@ -163,8 +166,8 @@ def find_port() -> int:
 def serve(job: str, tag: str) -> None:
     """Answers what comes on stdin, one question at a time, until it ends."""
     attendant = Attendant(job, tag)
-    for line in sys.stdin:
-        verb, *args = json.loads(line)
+    for line in iter(lambda: messages.hear(sys.stdin.buffer.readline), b""):
+        verb, *args = json.loads(line.decode())
         began = time.time()
         answer = messages.Reply(began, 0, attendant.answer(verb, *args))
         sys.stdout.buffer.write(messages.MARK + messages.pack(*answer._replace(ended=time.time())))

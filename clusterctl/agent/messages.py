@@ -7,11 +7,14 @@ connection are the same version of this program. Files outlive it: they name the
 """
 
 import json
+import signal
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 VERSION = 1
 """Of the files."""
 MARK = b"@@clusterctl "
+PATIENCE = 3600
+"""Seconds for which a connection may be silent: a machine that has lost its power ends none."""
 
 T = TypeVar("T")
 
@@ -24,6 +27,15 @@ def unpack(line: bytes) -> List[Any]:
     """[] for what is none of ours."""
     _, mark, text = line.partition(MARK)
     return list(json.loads(text.decode())) if mark else []
+
+
+def hear(read: Callable[[], T]) -> T:
+    """What comes next from whoever asks. Ends this program where nothing comes for PATIENCE."""
+    signal.alarm(PATIENCE)
+    try:
+        return read()
+    finally:
+        signal.alarm(0)
 
 
 def spell_out(value: Any) -> Any:

@@ -20,9 +20,9 @@ import sys
 import threading
 import time
 from io import BufferedReader
-from typing import IO, Any, Callable, Dict, List, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, List, Sequence, Tuple, TypeVar
 
-from .messages import MARK, pack, unpack
+from .messages import MARK, hear, pack, unpack
 from .store import (
     BadManifest,
     FileStore,
@@ -33,6 +33,8 @@ from .store import (
     read_manifest,
     write_all,
 )
+
+T = TypeVar("T")
 
 TOLD = 0.5
 """Seconds between two words about how far a copy is."""
@@ -91,17 +93,21 @@ class StoreServer:
         """Some bytes of the file that is coming."""
         while not self._left:
             self._answer()
-        count = self._in.readinto(buffer[: self._left])
+        count = self._hear(lambda: self._in.readinto(buffer[: self._left]))
         self._left -= count
         return count
 
     def _answer(self) -> None:
         """One message. Raises EOFError."""
-        line = self._in.readline()
+        line = self._hear(self._in.readline)
         if not line:
             raise EOFError
         verb, *args = json.loads(line.decode())
         self._verbs[verb](*args)
+
+    def _hear(self, read: Callable[[], T]) -> T:
+        """While it passes files on, it is used, however long nothing is asked."""
+        return read() if any(feed.runs for feed in self._feeds.values()) else hear(read)
 
     def _say(self, *words: object) -> None:
         with self._lock:
@@ -109,7 +115,7 @@ class StoreServer:
             self._out.flush()
 
     def _read(self, size: int) -> bytes:
-        data = self._in.read(size)
+        data = self._hear(lambda: self._in.read(size))
         if not data:
             raise EOFError
         return data
@@ -224,9 +230,13 @@ class Feed:
         lines = said.decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
     def stop(self) -> None:
         """Ends it, wherever it is."""
-        if self._process.poll() is None:
+        if self.runs:
             self._process.kill()
         self._process.wait()
 

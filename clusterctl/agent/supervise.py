@@ -30,6 +30,8 @@ LATE = 5.0
 """Seconds that a question may take beyond its limit, for the end of one ssh and another try."""
 SETTLED = 0.5
 """Seconds after which mpirun has started its ranks, as a rule."""
+FOLDER = 2.0
+"""Seconds between two looks whether the job's folder is still there."""
 TURN = 0.3
 """Seconds between two looks whether it is the job's turn."""
 CANCEL = signal.SIGUSR1
@@ -569,6 +571,7 @@ class Supervisor:
         plan = self._plan
         if plan.timeout:
             self._later(plan.timeout, lambda: self._tell_stop("timeout"))
+        self._beside(self._watch_folder)
         self._beside(self._watch_launcher)
         if plan.hang_timeout:
             self._beside(self._watch_output)
@@ -610,6 +613,23 @@ class Supervisor:
                 # Its own code would say that it was killed: what counts is how the ranks ended.
                 self._write("over", "0" if self._are_well(ranks) else "1")
                 self._end_launcher()
+
+    def _watch_folder(self) -> None:
+        """Where somebody has removed it, nobody can ask after the job: it ends, and we with it."""
+        before = os.stat(self._job)
+
+        def is_there() -> bool:
+            try:
+                return os.path.samestat(os.stat(self._job), before)
+            except OSError as error:  # a network file system may have its moments
+                return not isinstance(error, FileNotFoundError)
+
+        while is_there():
+            time.sleep(FOLDER)
+        if self._child:
+            self._end_launcher()
+        self._ask("end", 0)
+        os._exit(1)
 
     def _watch_output(self) -> None:
         """Ends an attempt whose ranks have written nothing on any node for so long. A node that

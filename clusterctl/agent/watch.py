@@ -18,7 +18,7 @@ import sys
 import time
 from typing import IO, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import processes
+from . import messages, processes
 
 SHARED, SUPERVISED = "shared", "supervised"
 """Words for `follow`: other machines write to the job's folder, too; its supervisor runs here."""
@@ -246,7 +246,7 @@ def follow(job: str, *words: str) -> None:
     while True:
         line, newline, rest = buffer.partition(b"\n")
         if not newline:
-            data = os.read(source, 1 << 16)
+            data = messages.hear(lambda: os.read(source, 1 << 16))
             if not data:
                 return
             buffer += data

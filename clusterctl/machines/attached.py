@@ -67,6 +67,7 @@ def render_removal(root: str, id: str) -> str:
     return assets.render(
         "bootstrap/remove.sh.j2",
         root=root,
+        pattern=re.sub(r"[][.*^$\\]", r"\\\g<0>", root),
         own=str(own),
         workdir=str(own.parent),
         id=id,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 from clusterctl.core import assets
+from clusterctl.machines.attached import render_removal
 
 
 def test_an_older_agent_stays_as_long_as_a_job_was_started_with_it(tmp_path: Path) -> None:
@@ -21,3 +23,19 @@ def test_an_older_agent_stays_as_long_as_a_job_was_started_with_it(tmp_path: Pat
         ["/bin/sh", "-es"], cwd=tmp_path, input=assets.render_agent().encode(), check=True
     )
     assert {path.name for path in (tmp_path / "agent").iterdir()} == {"used", "fresh", digest}
+
+
+def test_nothing_of_it_runs_when_its_folder_is_removed(tmp_path: Path) -> None:
+    """It would make parts of the folder anew. Others run on."""
+    own, other = tmp_path / "it's [1].*" / "lab-1", tmp_path / "it's [1]xx" / "lab-1"
+    (own / "agent").mkdir(parents=True)
+    running = [
+        subprocess.Popen([f"{root}/agent/x/__main__.py", "60"], executable="/bin/sleep")
+        for root in (own, other)
+    ]
+    subprocess.run(["/bin/sh", "-c", render_removal(str(own), "lab-1")], check=True)
+    assert running[0].wait(10) == -signal.SIGKILL
+    assert running[1].poll() is None
+    running[1].kill()
+    running[1].wait()
+    assert not own.exists()

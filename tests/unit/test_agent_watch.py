@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,8 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 class Follower:
     """The agent's `follow`, asked as clusterctl does."""
 
-    def __init__(self, job: Path, *words: str) -> None:
-        code = "import sys; from clusterctl.agent.watch import follow; follow(*sys.argv[1:])"
+    def __init__(self, job: Path, *words: str, before: str = "pass") -> None:
+        code = (
+            f"import sys; from clusterctl.agent import messages, watch; {before};"
+            " watch.follow(*sys.argv[1:])"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, str(job), *words],
             stdin=subprocess.PIPE,
@@ -54,10 +58,12 @@ class Follower:
 
     def close(self) -> None:
         assert self.process.stdin
-        assert self.process.stdout
         self.process.stdin.close()
-        assert self.process.wait(10) == 0
-        self.process.stdout.close()
+        assert self.wait() == 0
+
+    def wait(self) -> int:
+        with self.process:
+            return self.process.wait(10)
 
 
 @pytest.fixture
@@ -189,6 +195,16 @@ def test_the_end_of_a_job_does_not_wait_for_its_turn(job: Path) -> None:
     append(job / "state", b"ended 2\n")
     assert follower.ask(60) == ["state", "out/rank-0.out"]
     follower.close()
+
+
+def test_it_ends_with_the_connection_that_asks(job: Path) -> None:
+    """Whether that is closed while a question waits for its answer, or is silent for ever."""
+    follower = Follower(job)
+    follower.send(600)
+    follower.close()
+    silent = Follower(job, before="messages.PATIENCE = 1")
+    silent.ask(0)
+    assert silent.wait() == -signal.SIGALRM
 
 
 def test_a_job_that_is_not_there_is_not_waited_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -17,7 +18,7 @@ import pytest
 
 from clusterctl.batch.direct import Direct
 from clusterctl.core.job import JobState
-from tests.unit.supervised import BOTH, Site, site
+from tests.unit.supervised import BOTH, Site, site, until
 
 __all__ = ["site"]
 
@@ -431,6 +432,19 @@ def test_a_copy_that_ended_with_the_launcher_is_removed(site: Site) -> None:
         assert job.state is JobState.LOST, site.story(job)
         assert not broken.exists()
         assert going.exists(), "whoever writes it removes it"
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one host", "machines"])
+def test_a_job_whose_folders_were_removed_ends(site: Site, apart: bool) -> None:
+    """Nobody could ask after it: its ranks end, and its supervisor."""
+    if apart:
+        site.connect()
+    job = site.submit(1, "trap '' TERM; while :; do sleep 0.1; done", BOTH)
+    site.until_started(job)
+    pid = int((site.folder("launcher", 1) / "supervisor.pid").read_text())
+    for name in ("launcher", "worker-1", "worker-2"):
+        shutil.rmtree(site.folder(name, 1))
+    until(lambda: not site.living(1) and not Path(f"/proc/{pid}").exists())
 
 
 def test_the_next_job_ends_what_a_dead_supervisor_left(site: Site) -> None:
