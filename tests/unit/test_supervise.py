@@ -131,12 +131,12 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
 def test_a_job_that_loses_all_of_its_nodes_was_started(site: Site, tmp_path: Path) -> None:
     """A cluster may have one worker. What its rank said through mpirun outlives it."""
     gone = tmp_path / "gone"
-    cut = f"[ ! -e {gone} ] || {{ kill $!; exit 255; }}; sleep 0.02"
-    site.connect(
-        f'[ ! -e {gone} ] || exit 255; exec 3<&0; (eval "$2") <&3 &\n'
-        f"while kill -0 $! 2>/dev/null; do {cut}; done; wait $!"
-    )
-    job = site.ended(site.submit(1, "exit 5", f"rank 0; : >{gone}; {GIVES_UP}", retries=1))
+    cut = f"[ ! -e {gone} ] || {{ kill $! 2>/dev/null; : >{gone}-$1; exit 255; }}"
+    look = f"while {cut}; kill -0 $! 2>/dev/null; do sleep 0.02; done"
+    site.connect(f'exec 3<&0; (eval "$2") <&3 3<&- & {look}; wait $!')
+    # mpirun gives up when they are gone, as it would, and not before.
+    lost = f": >{gone}; until [ -e {gone}-worker-1 ] && [ -e {gone}-worker-2 ]; do sleep 0.02; done"
+    job = site.ended(site.submit(1, "exit 5", f"rank 0; {lost}; {GIVES_UP}", retries=1))
     assert (job.state, job.attempt) == (JobState.FAILED, 1), site.story(job)
     assert job.reason == "lost worker-1, worker-2: no answer when the job ended"
     assert (site.folder("launcher", 1) / "starts").read_text() == "x\n"
