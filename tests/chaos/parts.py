@@ -178,7 +178,7 @@ class Site:
         took = time.monotonic() - began
         mine = sorted(number for number in cli.jobs() if number > before)
         for number in mine:
-            if done.code >= 0 and (left := of_job(self.id, number)) and name not in LAUNCHER:
+            if done.code > 0 and (left := of_job(self.id, number)) and name not in LAUNCHER:
                 misses.append(f"left when run ended with {done.code}: {left}")
         if name == "client":
             cli("logs", mine[-1], "-f")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from clusterctl.launch import launcher
 from clusterctl.launch.environment import build_environment, list_program
 from clusterctl.options.values import SNAPSHOTS
 from tests.unit.making import cluster, job, request, spec
-from tests.unit.scripts import WEIRD, place_agent
+from tests.unit.scripts import WEIRD, place_agent, until
 from tests.unit.tables import rows
 
 
@@ -140,6 +141,36 @@ def test_cancel_tells_the_supervisor(folder: Path) -> None:
         here(folder, Direct().cancel_argv(job()))
         assert supervisor.wait(30) == -CANCEL
     assert (folder / "stop").read_text() == "cancelled\n"
+
+
+BEFORE_AGENTS = """
+trap 'echo "stop 2 $(cat stop)" >>state; echo ended 3 >>state; exit' TERM
+exec 9>alive
+flock 9
+echo $$ >supervisor.pid
+echo running 1 1 >>state
+while :; do sleep 0.05 9>&-; done
+"""
+"""A supervisor of clusterctl 0.1: the files that it shares with who asks after its job."""
+
+
+def test_a_job_that_was_started_before_there_was_an_agent(tmp_path: Path) -> None:
+    """By its own scripts it is looked at, cancelled, and ended where its supervisor is dead."""
+    (tmp_path / "clean.sh").write_text("echo dead 4 >>state\n")
+
+    def ask(argv: tuple[str, ...]) -> JobState:
+        return Direct().parse_status(job(), here(tmp_path, argv)).state
+
+    for last, state in ((signal.SIGTERM, JobState.CANCELLED), (signal.SIGKILL, JobState.LOST)):
+        (tmp_path / "state").write_text("")
+        with subprocess.Popen(["/bin/sh", "-c", BEFORE_AGENTS], cwd=tmp_path) as supervisor:
+            until((tmp_path / "state").read_text)
+            assert ask(Direct().status_argv(job())) is JobState.RUNNING
+            if last == signal.SIGTERM:
+                here(tmp_path, Direct().cancel_argv(job()))
+            else:
+                supervisor.kill()
+        assert ask(Direct().status_argv(job())) is state
 
 
 @rows("text, remarks", "direct.what_the_launcher_says_beyond_exit_codes")

@@ -9,6 +9,8 @@ import fcntl
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.batch.direct import Direct
+from clusterctl.core import assets
 from clusterctl.core.job import JobState
 from tests.unit.supervised import BOTH, Site, site, until
 
@@ -432,6 +435,30 @@ def test_a_copy_that_ended_with_the_launcher_is_removed(site: Site) -> None:
         assert job.state is JobState.LOST, site.story(job)
         assert not broken.exists()
         assert going.exists(), "whoever writes it removes it"
+
+
+def test_a_running_job_keeps_its_agent_beside_a_newer_one(site: Site, tmp_path: Path) -> None:
+    new, go = assets.pack_agent()[0], tmp_path / "go"
+    old = "0" * len(new)
+    site.connect()
+    site.alter("")
+    agents = [Path(node.root) / "agent" for node in site.where.nodes]
+    for agent in agents:
+        (agent / new).rename(agent / old)
+        os.utime(agent / old, (1_000_000_000, 1_000_000_000))
+    site.change = lambda text: text.replace(new, old)
+    job = site.submit(1, f"until [ -e {go} ]; do sleep 0.05; done", BOTH)
+    site.until_started(job)
+    site.change = str
+    for agent in agents:
+        script = assets.render_agent([sys.executable]).encode()
+        subprocess.run(["/bin/sh", "-es"], cwd=agent.parent, input=script, check=True)
+        assert {path.name for path in agent.iterdir()} == {old, new}
+    following = site.submit(2, "true", BOTH)
+    assert following.state is JobState.QUEUED
+    go.touch()
+    assert site.ended(job).state is JobState.SUCCEEDED, site.story(job)
+    assert site.ended(following).state is JobState.SUCCEEDED, site.story(following)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one host", "machines"])
