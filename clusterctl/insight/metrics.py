@@ -200,9 +200,11 @@ def _take_place(text: str, found: dict[str, float]) -> str:
     """Adds epoch and step to `found`; returns the rest of the line."""
     for pattern in _compile_places():
         there = pattern.search(text)
-        groups = there.groupdict() if there else {}
+        if not there:
+            continue
+        groups = there.groupdict()
         places = {name: groups[name] for name in (EPOCH, STEP) if groups.get(name)}
-        if there and not places.keys() & found.keys():
+        if not places.keys() & found.keys():
             found |= {name: _parse_number(number) for name, number in places.items()}
             if groups.get("part"):
                 found[EPOCH] += int(groups["part"]) / max(1, int(groups["of"]))
@@ -433,6 +435,12 @@ def find_last(points: Iterable[MetricPoint], name: str) -> float | None:
         if name in point.values:
             found[point.rank] = point.values[name]
     return found[min(found)] if found else None
+
+
+def find_step(points: Sequence[MetricPoint]) -> float | None:
+    """The last step, or else the last epoch: evaluations often name no step."""
+    step = find_last(points, STEP)
+    return find_last(points, EPOCH) if step is None else step
 
 
 def find_loss(points: Sequence[MetricPoint]) -> float | None:

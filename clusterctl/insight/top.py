@@ -209,7 +209,7 @@ def make_rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tu
                     alive=bool(rank.cpu),
                     cpu=used / passed if known else None,
                     memory=rank.memory,
-                    step=points[-1].x if points else None,
+                    step=metrics.find_step(points),
                     step_seconds=metrics.compute_step_seconds(points),
                     loss=metrics.find_loss(points),
                     left=metrics.estimate_seconds_left(points, look.time),

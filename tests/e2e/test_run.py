@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Need
-from tests.e2e.cli import STUBBORN, Cli, of_job
+from tests.e2e.cli import STUBBORN, Cli, of_job, wait_for
 from tests.terminal import Terminal
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
@@ -220,6 +220,41 @@ def test_progress_bars_are_seen_while_they_run(cli: Cli) -> None:
     finally:
         terminal.close()
     assert "[0] 100%|" in cli("run", "bar.py").err
+
+
+def test_curves_of_what_trainers_print(cli: Cli) -> None:
+    """nanoGPT's lines, Hugging Face's dicts and Lightning's bars, during the job and after it."""
+    opened = cli.folder / "go-on"
+    cli.script(
+        "train.py",
+        "import os, pathlib, sys, time\n"
+        "for step in (1, 2):\n"
+        "    if os.environ['RANK'] == '0':\n"
+        "        print(f'iter {step}: loss {step / 8}, time 12.30ms, mfu 1.20%', flush=True)\n"
+        "        print({'eval_loss': step / 4, 'epoch': step / 2}, flush=True)\n"
+        "    else:\n"
+        "        bar = f'{step}/2 [00:01<00:01, 1.0it/s, train_loss=0.{step}]'\n"
+        "        print(f'\\rEpoch 0:  50%|█  | {bar}', end='', file=sys.stderr, flush=True)\n"
+        f"while not pathlib.Path({str(opened)!r}).exists(): time.sleep(0.02)\n",
+    )
+    number = cli.detach("--ranks", 2, "train.py")
+    wait_for(lambda: cli("logs", number, "--metrics").out.count("\n") >= 6, 30, "the metrics")
+    shown = {line["rank"]: line for line in cli.json("top", number, "--once")["ranks"]}
+    assert [(shown[rank]["step"], shown[rank]["loss"]) for rank in (0, 1)] == [(2, 0.25), (2, 0.2)]
+    opened.touch()
+    cli.until_state(number, "succeeded")
+    assert cli("logs", number, "--metrics", "--csv").out.splitlines() == [
+        "rank,epoch,step,loss,time_ms,mfu,eval_loss,train_loss",
+        "0,,1,0.125,12.3,1.2,,",
+        "0,0.5,,,,,0.25,",
+        "0,,2,0.25,12.3,1.2,,",
+        "0,1.0,,,,,0.5,",
+        "1,0,1,,,,,0.1",
+        "1,0,2,,,,,0.2",
+    ]
+    assert cli("jobs", "--columns", "id,eval_loss").out.splitlines()[-1].split() == [
+        *(str(number), "0.5"),
+    ]
 
 
 def gate(language: str, path: Path) -> str:

@@ -168,7 +168,7 @@ def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
     meant = json.dumps({"clusterctl": {"step": 7, "loss": 0.25}})
     (printed / "rank-2.out").write_text(f"{progress}{meant}\n{progress}")
     (printed / "rank-2.err").write_text(progress)
-    (printed / "rank-3.out").write_text(progress)
+    (printed / "rank-3.out").write_text(f"{progress}{{'eval_loss': 0.5, 'epoch': 1.0}}\n")
     values = {"id": 1, "node": "w", "root": str(tmp_path / "a b"), "tag": "x/1;", "device": "lo"}
     values["marks"] = "|".join(mark.decode() for mark in list_marks())
     script = render_template("insight/tick.sh.j2", **values)
