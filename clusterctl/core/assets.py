@@ -7,7 +7,7 @@ import hashlib
 import io
 import re
 import shlex
-import zipfile
+import tarfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -79,19 +79,21 @@ PYTHONS = (
 
 @cache
 def pack_agent() -> tuple[str, bytes]:
-    """clusterctl/agent as a zip archive, for a folder of which Python runs `__main__.py`, which is
-    quicker than the folder; its digest before it."""
+    """clusterctl/agent as an archive for `tar -z`, of a folder of which Python runs `__main__.py`;
+    its digest before it."""
+    main = (
+        "import os, sys\n\nsys.path.insert(0, os.path.dirname(__file__))\n"
+        "from agent.verbs import main\n\nmain(sys.argv[1:])\n"
+    )
+    texts = {"__main__.py": main.encode()}
+    for path in sorted((_PACKAGE / "agent").glob("*.py")):
+        texts[f"agent/{path.name}"] = path.read_bytes()
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        main = (
-            "import os, sys\n\nsys.path.insert(0, os.path.dirname(__file__))\n"
-            "from agent.verbs import main\n\nmain(sys.argv[1:])\n"
-        )
-        texts = {"__main__.py": main.encode()}
-        for path in sorted((_PACKAGE / "agent").glob("*.py")):
-            texts[f"agent/{path.name}"] = path.read_bytes()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
         for name, text in texts.items():
-            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(text), 0o600
+            archive.addfile(info, io.BytesIO(text))
     script = find_folder("templates") / "bootstrap" / "place-agent.sh.j2"
     digest = hashlib.sha256(repr([texts, script.read_bytes()]).encode()).hexdigest()[:16]
     return digest, made.getvalue()
