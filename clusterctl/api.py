@@ -20,7 +20,7 @@ from clusterctl.actions.common import Unfetched
 from clusterctl.actions.run import Prepared
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster as ClusterRecord
-from clusterctl.core.model import Node
+from clusterctl.core.model import Consent, Node
 from clusterctl.errors import UsageError
 from clusterctl.options.kinds import DEFAULT_NAME, Option, Verb
 from clusterctl.options.verbs import Run, Up
@@ -78,11 +78,7 @@ class Cluster:
         before = store.list_names()
         made = cls(store, name, created=name not in before, report=report)
 
-        def consent(question: str) -> bool:
-            if yes:
-                return True
-            raise UsageError(f"consent is required: {question}", hint="pass yes=True to consent")
-
+        consent = _make_consent(yes)
         actions_up.bring_up(store, wanted, made._report, consent, measure=given.measure)
         return made
 
@@ -160,6 +156,7 @@ class Cluster:
         place = f"the provider of cluster {self.name!r} is {cluster.spec.provider}"
         given = given.apply_limits({cluster.system, *ways}, self._report, place)
         prepared = self._prepare(cluster, given, program, args, env or {})
+        actions_run.agree_to_size(self._store, prepared, _make_consent(given.yes))
         lines = _Lines(output)
         seen: Any = {"on_output": lines, "report": self._report}
         if given.detach:
@@ -206,7 +203,13 @@ class Cluster:
 
         def plan(number: int) -> actions_run.Prepared:
             return actions_run.prepare(
-                cluster, wanted, resolved, secrets, number=number, requirements=needs
+                cluster,
+                wanted,
+                resolved,
+                secrets,
+                number=number,
+                requirements=needs,
+                parts=given.parts,
             )
 
         return actions_run.claim_number(self._store, plan(self._store.read_next_job_id()), plan)
@@ -297,6 +300,15 @@ class _Lines:
         assert self._output
         tag = "" if rank is None else f"[{rank}] "
         self._output(tag + line.decode(errors="replace"))
+
+
+def _make_consent(yes: bool) -> Consent:
+    def consent(question: str) -> bool:
+        if yes:
+            return True
+        raise UsageError(f"consent is required: {question}", hint="pass yes=True to consent")
+
+    return consent
 
 
 def _read_options(verb: type[V], options: Mapping[str, Any]) -> V:

@@ -15,7 +15,7 @@ def settings(folder: Path) -> dict[str, str]:
 
 def make(folder: Path, name: str, version: str, *requires: str, script: bool = False) -> None:
     """A package with VERSION in it, and a command of its name with `script`."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
     main = "" if not script else "def main():\n    print(VERSION)\n"

@@ -18,7 +18,7 @@ from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, Program, ProgramKind
-from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
+from clusterctl.core.model import Cluster, Consent, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import (
@@ -298,17 +298,17 @@ def make_spec(given: Run, program: Program) -> tuple[JobSpec, dict[str, str]]:
 
 def check_packages(resolved: Resolved, given: str) -> None:
     """Raises UsageError where what a program asks for is not understood, before there are nodes."""
-    if wanted := _find_packages(resolved, given, "")[0]:
+    if wanted := _find_packages(resolved, given)[0]:
         project_packages.check_file(wanted)
 
 
 def _find_packages(
-    resolved: Resolved, given: str, python: str
+    resolved: Resolved, given: str, python: str = "", parts: Sequence[str] = ()
 ) -> tuple[Wanted | None, list[own_project.Project], str]:
     """The packages and projects of a program, and the command that one of them has to bring, if
     any. Raises UsageError, too, for a program that is neither here nor such a command."""
     word = resolved.program.target
-    wanted = project_packages.find_package_files(resolved, given, python)
+    wanted = project_packages.find_package_files(resolved, given, python, parts)
     projects = _find_projects(resolved, (), given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
     if installed and (
@@ -333,12 +333,14 @@ def prepare(
     *,
     number: int,
     requirements: str = "",
+    parts: Sequence[str] = (),
 ) -> Prepared:
-    """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
+    """Decides everything, touches nothing. Raises LaunchError where it cannot work. `parts`: extras
+    and groups of the project that are wanted, as uv takes them."""
     packages, wanted, command, unread = None, None, "", ""
     chosen_python = project_packages.choose_packages(cluster, spec.python)
     if not (spec.venv or spec.modules or spec.container):
-        wanted, projects, command = _find_packages(resolved, requirements, spec.python)
+        wanted, projects, command = _find_packages(resolved, requirements, spec.python, parts)
         unread = wanted.warning if wanted else ""
         nodes = chosen_python.workers or (chosen_python.launcher,)
         able = [node for node in nodes if node.facts.python] or nodes
@@ -374,7 +376,7 @@ def prepare(
         plan = replace(plan, notes=(*plan.notes, asked.note))
     if wanted and packages:
         places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
-        note = project_packages.describe_packages(wanted, packages, places)
+        note = project_packages.describe_packages(packages, places)
         plan = replace(plan, notes=(*plan.notes, note))
     if command:
         note = f"no file {command} here: one of these packages has to bring that command"
@@ -399,6 +401,16 @@ def prepare(
         packages=packages,
         command=command,
     )
+
+
+def agree_to_size(store: Store, prepared: Prepared, consent: Consent) -> None:
+    """Raises UsageError where packages of gigabytes are not wanted."""
+    question = project_packages.make_size_question(prepared.packages, store.home)
+    if question and not consent(question):
+        raise UsageError(
+            "aborted; nothing was started",
+            hint=f"`--requirements {NONE}` uses only what the nodes have",
+        )
 
 
 def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, LaunchPlan]:

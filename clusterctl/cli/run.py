@@ -162,7 +162,7 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
 
     def plan(number: int) -> Prepared:
         return actions_run.prepare(
-            chosen, spec, resolved, secrets, number=number, requirements=needs
+            chosen, spec, resolved, secrets, number=number, requirements=needs, parts=given.parts
         )
 
     with console.show_waiting():
@@ -178,6 +178,8 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
     elif given.dry_run:
         _print_plan(console, prepared, given.detach)
     else:
+        consent = (lambda question: True) if given.yes else console.consent
+        actions_run.agree_to_size(store, prepared, consent)
         prepared = actions_run.claim_number(store, prepared, plan)
         _start(console, store, prepared, given.detach)
 

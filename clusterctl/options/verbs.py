@@ -478,6 +478,14 @@ class Run(Started, heading=JOBS, module="run"):
         *("--python", PACKAGES, "Python version: 3.12 (default: that of the nodes)", "VERSION"),
         check=python_version,
     )
+    extra = texts(
+        *("--extra", MORE_PROGRAM, "Also packages of this extra; repeatable", "NAME"),
+        limits=SUPERVISED,
+    )
+    group = texts(
+        *("--group", MORE_PROGRAM, "Also packages of this dependency group; repeatable", "NAME"),
+        limits=SUPERVISED,
+    )
     stdin = flag(
         *("--stdin", MORE_PROGRAM, "Pass a pipe to rank 0; <FILE needs no option"),
         limits=SUPERVISED,
@@ -539,7 +547,14 @@ class Run(Started, heading=JOBS, module="run"):
     container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
 
     passed = batch_systems.PASSED
+    yes = flag("-y --yes", MORE_JOB, "Install packages of gigabytes without a question")
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=kinds.NOT_TERMINAL)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Extras and groups of the project, as uv takes them."""
+        extras = (word for name in self.extra for word in ("--extra", name))
+        return (*extras, *(word for name in self.group for word in ("--group", name)))
 
     def pick_fields(self, spec: type[Any]) -> dict[str, Any]:
         found = super().pick_fields(spec)

@@ -27,7 +27,7 @@ import msgspec
 
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
-from clusterctl.core.model import Cluster, Node, NodeResult, Python, make_error
+from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python, make_error
 from clusterctl.core.text import count, format_bytes, parse_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
@@ -49,9 +49,13 @@ from clusterctl.state.files import write_atomic
 from clusterctl.state.home import Home, find_home
 from clusterctl.transport.pool import Pool
 
-KEPT = ("torch", "mpi4py")
-"""Packages of the nodes' Python that fit their GPUs and their MPI: others are not put in their
-place unless a lock, or a file that was asked for, pins another version."""
+TORCH = ("torch", "torchvision", "torchaudio")
+"""Packages that are built for each other, in several builds of the same version."""
+KEPT = (*TORCH, "mpi4py")
+"""Packages of the nodes' Python that fit their GPUs and their MPI: others are put in their place
+only where the project does not take these versions."""
+LARGE = 500_000_000
+"""Bytes of packages for a node that are not downloaded without consent."""
 ASK_TIMEOUT = 30.0
 NO_PYTHON = 3
 """What a question to a node ends with where the Python that was asked for is missing."""
@@ -70,19 +74,13 @@ class Wanted:
     """What uv reads; of a lock, the project's pyproject.toml. None: no packages at all."""
     text: str = ""
     """What that file says, with those that it includes."""
-    asked: bool = False
-    """Given by --requirements, not only found: it may install torch."""
     locked: bool = False
+    options: tuple[str, ...] = ()
+    """Extras and groups, as uv takes them."""
     lines: str = ""
     """Those of another kind of file that uv gets instead of it."""
     warning: str = ""
     """What the file asks for beside that, and nobody installs; for people."""
-
-    @property
-    def decides(self) -> bool:
-        """Whether it may put another torch or mpi4py in place of the nodes' own: a lock is there
-        to decide versions, and what was asked for is meant."""
-        return self.asked or self.locked
 
 
 class Lock(msgspec.Struct, frozen=True):
@@ -94,7 +92,11 @@ class Lock(msgspec.Struct, frozen=True):
     """The digest of what the files say, for which it was decided."""
     folders: tuple[str, ...] = ()
     """Projects of the tree among them, relative to its root: their code travels with the tree."""
+    kept: tuple[str, ...] = ()
+    """What stays of the nodes' Python, as `torch 2.13.0+cpu`."""
     note: str = ""
+    size: int = 0
+    """Bytes to download for a node, as far as the index says."""
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -170,21 +172,39 @@ def _require_python(node: Node) -> Python:
     return node.facts.python
 
 
+def _list_installed(python: Python) -> dict[str, str]:
+    """All packages of a node's Python; those of Debian may have versions that are none for uv."""
+    words = (word.partition("==")[::2] for word in python.installed.split())
+    installed = {make_plain_name(name): v for name, v in words if _VERSION.fullmatch(v)}
+    return {**installed, **python.packages}
+
+
 def _find_kept(python: Python) -> dict[str, str]:
-    return {name: python.packages[name] for name in KEPT if name in python.packages}
+    installed = _list_installed(python)
+    return {name: installed[name] for name in KEPT if name in installed}
 
 
-def describe_packages(wanted: Wanted, packages: Packages, nodes: Sequence[Node]) -> str:
+def describe_packages(packages: Packages, nodes: Sequence[Node]) -> str:
     """What is installed, and what of the nodes is kept."""
-    kept = {
-        f"{name} {v}" for node in nodes for name, v in _find_kept(_require_python(node)).items()
-    }
-    beside = f" beside {' and '.join(sorted(kept))} of the nodes" if kept else ""
+    locks = packages.locks.values()
+    kept = sorted({name for lock in locks for name in lock.kept})
+    beside = f" beside {' and '.join(kept)} of the nodes" if kept else ""
     python = {_require_python(node).executable for node in nodes}
     other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
-    off = "" if wanted.decides else f" (`--requirements {NONE}` turns this off)"
-    notes = dict.fromkeys(lock.note for lock in packages.locks.values() if lock.note)
-    return "; ".join((f"using the packages of {wanted.source}{beside}{other}{off}", *notes))
+    size = max((lock.size for lock in locks), default=0)
+    much = f" ({format_bytes(size)})" if size else ""
+    notes = dict.fromkeys(lock.note for lock in locks if lock.note)
+    off = f" (`--requirements {NONE}` turns this off)"
+    line = f"using the packages of {packages.source}{much}{beside}{other}{off}"
+    return "; ".join((line, *notes))
+
+
+def make_size_question(packages: Packages | None, home: Home) -> str:
+    """What needs consent before the start; "" for packages that are small, or were agreed to."""
+    size = max((lock.size for lock in packages.locks.values()), default=0) if packages else 0
+    if packages is None or size < LARGE or _locate_stored(home, packages.digest).exists():
+        return ""
+    return f"Install {format_bytes(size)} of packages ({packages.source}) on each node?"
 
 
 def read_versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
@@ -391,36 +411,6 @@ def _run_inside(node: Node, command: str) -> str:
     return f"exec {quote(f'{node.root}/bin/clusterctl-ssh')} {node.name} {quote(command)}"
 
 
-def _keep(wanted: Wanted, node: Node, said: str) -> tuple[dict[str, str], str]:
-    """What of the node's Python stays: all but what the file, which says that, pins to another
-    version; and a note about those."""
-    kept, notes = {}, []
-    for name, version in _find_kept(_require_python(node)).items():
-        pins = re.findall(
-            rf"(?mi)(?:^|[\"'\s]){name}(?:\[[^]]*\])?\s*===?\s*([0-9][\w.+!*]*)", said
-        )
-        if not pins or any(_is_same(pin, version) for pin in pins):
-            kept[name] = version
-            continue
-        if not wanted.decides:
-            raise LaunchError(
-                f"{wanted.source} pins {name} {pins[0]}, and {node.name} has {name} {version}",
-                hint=f"`--requirements {wanted.source}` installs that of the file,"
-                f" `--requirements {NONE}` installs nothing",
-            )
-        notes.append(f"{name} {pins[0]} of {wanted.source} is used instead of the nodes' {version}")
-    return kept, "; ".join(notes)
-
-
-def _is_same(pin: str, version: str) -> bool:
-    """Whether `==PIN` takes that version, as far as pins of torch are written."""
-    if "+" not in pin:
-        version = version.partition("+")[0]
-    if pin.endswith(".*"):
-        return f"{version}.".startswith(pin[:-1])
-    return re.sub(r"(\.0)+$", "", pin) == re.sub(r"(\.0)+$", "", version)
-
-
 def _locate_stored(home: Home, digest: str) -> Path:
     return home.packages / f"{digest}.json"
 
@@ -447,14 +437,16 @@ _PIP_SECTION = re.compile(
 _DEPENDENCIES = re.compile(r"(?ms)^dependencies:(.*?)(?=^[a-z]|\Z)")
 
 
-def find_package_files(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
+def find_package_files(
+    resolved: Resolved, given: str, python: str = "", parts: Sequence[str] = ()
+) -> Wanted | None:
     """What `--requirements` names, else what a Python program's own `script` block says, else a
     file of the program's folder or of one above, up to the root of the tree. None: nothing, unless
     it wants another `python`, which has no packages of its own. Raises UsageError for a file that
     is not understood."""
-    found = _find(resolved, given)
+    found = _find(resolved, given, bool(parts))
     if not python or found:
-        return found
+        return replace(found, options=(*found.options, *parts)) if found else None
     return Wanted(f"--python {python}")
 
 
@@ -464,18 +456,18 @@ def is_named(wanted: Wanted, word: str) -> bool:
     return re.search(pattern, wanted.text) is not None
 
 
-def _find(resolved: Resolved, given: str) -> Wanted | None:
+def _find(resolved: Resolved, given: str, parted: bool) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
-        return None if given == NONE else _read(Path(given), tree, asked=True)
+        return None if given == NONE else _read(Path(given), tree)
     script = _find_script(resolved)
     if script is None:
         return None
-    if program.kind is ProgramKind.PYTHON and (found := _read_block(script, asked=False)):
+    if program.kind is ProgramKind.PYTHON and (found := _read_block(script)):
         return found
     folder = script.parent if program.kind is ProgramKind.MODULE else script.resolve().parent
     for place in (folder, *folder.parents):
-        if found := _find_in(place, tree):
+        if found := _find_in(place, tree, parted):
             return found
         if place == tree.root:
             break
@@ -516,17 +508,19 @@ def _has_interpreter(path: Path) -> bool:
         return file.read(2) == b"#!"
 
 
-def _find_in(folder: Path, tree: project_tree.Tree) -> Wanted | None:
+def _find_in(folder: Path, tree: project_tree.Tree, parted: bool) -> Wanted | None:
     """What a file of that folder asks for, if it names packages. An empty list is an answer too:
-    nothing is looked for above it."""
+    nothing is looked for above it. `parted`: extras and groups of a project are wanted, too."""
     if lock := _find_lock(folder, tree):
-        return _read_lock(folder, lock, asked=False)
+        return _read_lock(folder, lock)
+    if parted and (name := own_project.find_file(folder)):
+        return _read(folder / name, tree)
     if (path := folder / "requirements.txt").is_file():
-        return _read(path, tree, asked=False)
+        return _read(path, tree)
     if (name := own_project.find_file(folder)) and own_project.list_requirements(tree, folder):
-        return _read(folder / name, tree, asked=False)
+        return _read(folder / name, tree)
     for name in _CONDA:
-        if (path := folder / name).is_file() and (environment := _read_conda(path, asked=False)):
+        if (path := folder / name).is_file() and (environment := _read_conda(path)):
             return environment
     return None
 
@@ -546,12 +540,12 @@ def _find_lock(folder: Path, tree: project_tree.Tree) -> Path | None:
     return None
 
 
-def _read_lock(folder: Path, lock: Path, *, asked: bool) -> Wanted:
+def _read_lock(folder: Path, lock: Path) -> Wanted:
     said = _read_text(folder / PROJECT) + _read_text(lock)
-    return Wanted(LOCK, folder / PROJECT, said, asked, locked=True)
+    return Wanted(LOCK, folder / PROJECT, said, locked=True)
 
 
-def _read_conda(path: Path, *, asked: bool) -> Wanted | None:
+def _read_conda(path: Path) -> Wanted | None:
     """What its section `pip` asks for; None for a file that asks for nothing."""
     text = _read_text(path)
     others = "".join(_DEPENDENCIES.findall(_PIP_SECTION.sub("", text)))
@@ -567,21 +561,21 @@ def _read_conda(path: Path, *, asked: bool) -> Wanted | None:
     lines = (found[2] for found in re.finditer(r"(?m)^\s*- +([\"']?)(.*?)\1\s*(?:\s#.*)?$", items))
     text = "".join(f"{line}\n" for line in lines)
     said = text + "".join(_read_included(text, path.parent, {path}))
-    return Wanted(path.name, path, said, asked, lines=text, warning=warning)
+    return Wanted(path.name, path, said, lines=text, warning=warning)
 
 
-def _read(path: Path, tree: project_tree.Tree, *, asked: bool) -> Wanted:
+def _read(path: Path, tree: project_tree.Tree) -> Wanted:
     if not path.is_file():
         raise UsageError(f"--requirements: no such file: {path}", hint=f"a file, or {NONE}")
     path = path.absolute()
     if path.name == LOCK:
-        return _read_lock(path.parent, path, asked=asked)
+        return _read_lock(path.parent, path)
     if path.suffix in SUFFIXES:
-        if environment := _read_conda(path, asked=asked):
+        if environment := _read_conda(path):
             return environment
         raise UsageError(f"{path} names no packages for pip", hint="check its `dependencies`")
     if path.suffix == ".py" and path.name not in own_project.FILES:
-        if found := _read_block(path, asked=asked):
+        if found := _read_block(path):
             return found
         raise UsageError(
             f"--requirements: {path} has no `# /// script` block", hint="name a requirements file"
@@ -592,7 +586,7 @@ def _read(path: Path, tree: project_tree.Tree, *, asked: bool) -> Wanted:
             hint="uv.lock, pyproject.toml, setup.py, a requirements .txt file, environment.yml, or"
             " a script with a block",
         )
-    return Wanted(path.name, path, "".join(_read_all(path, set())), asked)
+    return Wanted(path.name, path, "".join(_read_all(path, set())))
 
 
 def _read_all(path: Path, seen: set[Path]) -> Iterator[str]:
@@ -609,9 +603,9 @@ def _read_included(text: str, folder: Path, seen: set[Path]) -> Iterator[str]:
             yield from _read_all(path, seen)
 
 
-def _read_block(script: Path, *, asked: bool) -> Wanted | None:
+def _read_block(script: Path) -> Wanted | None:
     text = _read_text(script)
-    return Wanted(script.name, script, text, asked) if _BLOCK.search(text) else None
+    return Wanted(script.name, script, text) if _BLOCK.search(text) else None
 
 
 def _read_text(path: Path) -> str:
@@ -636,6 +630,7 @@ _OFFLINE = ("--offline", "--no-index", "--no-build")
 _HEAD = "[[packages]]\n"
 _VERSION = re.compile(r"\d+(\.\d+)*([.-]?(a|b|rc|post|dev)\.?\d+)*(\+[\w.]+)?")
 """Those of packages of Debian may not be one for uv."""
+_BACKEND = re.compile(r"cpu|cu\d+|rocm[\d.]+|xpu")
 _FILE = re.compile(r'(?:sdist = )?\{ (?:url|path)[^{}]*hashes = \{ sha256 = "(\w+)" \} \},?')
 _PASSWORD = re.compile(r"(https?://)([^\s/@\"']+@)([^\s/\"'<>]+)")
 
@@ -646,12 +641,14 @@ def resolve_packages(
     """What has to be installed on these nodes, None where they have everything already, unless it
     has to be `in_any_case`; and the projects of the tree that it asks for."""
     groups = {_make_group(node): node for node in nodes}
-    if not (wanted.decides or in_any_case):
+    if not (wanted.locked or in_any_case):
         there = [_find_installed(wanted, tree, node) for node in groups.values()]
         if None not in there:
             return None, tuple(dict.fromkeys(one for some in there for one in some or ()))
     locks = {key: _resolve(wanted, tree, node) for key, node in groups.items()}
     folders = dict.fromkeys(folder for lock in locks.values() for folder in lock.folders)
+    if not (in_any_case or any(lock.text for lock in locks.values())):
+        return None, tuple(folders)
     return Packages(wanted.source, str(wanted.file or ""), locks), tuple(folders)
 
 
@@ -668,9 +665,7 @@ def check_file(wanted: Wanted) -> None:
 def _find_installed(wanted: Wanted, tree: project_tree.Tree, node: Node) -> list[str] | None:
     """The projects of the tree that it asks for, where the node has all else; asks no index. None
     as well where that cannot be told without a build."""
-    python = _require_python(node)
-    installed = (word.partition("==")[::2] for word in python.installed.split())
-    there = {**python.packages, **{name: v for name, v in installed if _VERSION.fullmatch(v)}}
+    there = _list_installed(_require_python(node))
     rows = (f'{_HEAD}name = "{name}"\nversion = "{version}"\n' for name, version in there.items())
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "pylock.installed.toml")
@@ -695,7 +690,7 @@ def _resolve(wanted: Wanted, tree: project_tree.Tree, node: Node) -> Lock:
     """Decided once for what the files say."""
     if wanted.file is None:
         return Lock()
-    said = (wanted.source, str(wanted.file), str(wanted.asked), wanted.text)
+    said = (wanted.source, str(wanted.file), wanted.text, *wanted.options)
     key = hash_parts(*said, _make_group(node), *own_project.list_deciding(tree))
     with suppress(OSError, msgspec.DecodeError):
         stored = _locate_resolved(find_home(), key).read_bytes()
@@ -704,43 +699,114 @@ def _resolve(wanted: Wanted, tree: project_tree.Tree, node: Node) -> Lock:
 
 
 def _ask_uv(wanted: Wanted, tree: project_tree.Tree, node: Node, file: Path) -> Lock:
-    said, text = wanted.text, ""
+    text, locked, kept = "", [], dict[str, str]()
     if wanted.locked:
-        text = call_uv(LOCK, *_EXPORT, cwd=file.parent)
-        said = "\n".join(f"{row['name']}=={row.get('version')}" for row, _ in split_lock(text)[1])
-    kept, note = _keep(wanted, node, said)
-    if not wanted.locked:
-        text = _compile_beside(wanted, kept, tree, node, file)
+        text = call_uv(LOCK, *_EXPORT, *wanted.options, cwd=file.parent)
+        locked = split_lock(text)[1]
+    if not locked or any(_fits_nodes(row["name"]) for row, _ in locked):
+        text, kept = _choose_versions(wanted, tree, node, file, [row for row, _ in locked])
     head, found = split_lock(text)
-    parts = []
-    for row, part in found:
-        name = make_plain_name(row["name"])
-        brought = name in kept or ("torch" in kept and _CUDA.match(name))
-        if brought or "directory" in row:
+    # All else is as it was locked.
+    fixed = [(row, part) for row, part in locked if not _fits_nodes(row["name"])]
+    names = {row["name"] for row, _ in fixed}
+    parts, size, note = [], 0, ""
+    for row, part in (*fixed, *(one for one in found if one[0]["name"] not in names)):
+        name, version = make_plain_name(row["name"]), row.get("version", "")
+        brought = "torch" in kept or node.facts.accelerator is Accelerator.NONE
+        if name in kept or (brought and _CUDA.match(name)) or "directory" in row:
             continue
-        if name == "torch" and not wanted.decides:
-            raise LaunchError(
-                f"{wanted.source} needs torch, which {node.name} does not have",
-                hint=f"`--requirements {wanted.source}` installs it (it may be gigabytes),"
-                f" `--requirements {NONE}` installs nothing",
-            )
+        other = _find_kept(_require_python(node)).get(name)
+        if other:
+            note += f"; {name} {version} of {wanted.source} is used instead of the nodes' {other}"
         part = re.sub(r'\bpath = "(?!/)', f'path = "{file.parent}/', part)
         parts.append(_HEAD + _PASSWORD.sub(r"\1\3", _drop_other_hashes(part, wanted)))
-    folders = _list_folders(wanted, tree, found)
+        size += _find_size(row, node)
+    folders = _list_folders(wanted, tree, locked or found)
     text = "".join((head, *parts)) if parts else ""
-    return Lock(text, folders=tuple(folders), note=note)
+    stays = tuple(map(" ".join, kept.items()))
+    return Lock(text, folders=tuple(folders), kept=stays, note=note.strip("; "), size=size)
+
+
+def _fits_nodes(name: str) -> bool:
+    """Whether its version, or its build, is chosen for the nodes."""
+    return name in KEPT or _CUDA.match(name) is not None
+
+
+def _find_backend(node: Node, kept: Mapping[str, str]) -> str:
+    """Which builds of PyTorch's packages belong to the torch that is kept, or to the hardware, as
+    uv names them; "": those of the usual index."""
+    own = _find_kept(_require_python(node)).get("torch", "")
+    build = own.partition("+")[2]
+    if not build and "torch" not in kept and node.facts.accelerator is Accelerator.NONE:
+        return "cpu"
+    return build if _BACKEND.fullmatch(build) else ""
+
+
+def _list_builds(text: str, kept: Mapping[str, str], node: Node) -> dict[str, str]:
+    """PyTorch's packages of a job, and how each was built: `cpu`, `cu126`, or as PyPI has it."""
+    chosen = {row["name"]: row.get("version", "") for row, _ in split_lock(text)[1]}
+    versions = {**chosen, **kept}
+    usual = "" if node.facts.arch == "x86_64" else "cpu"
+    return {name: versions[name].partition("+")[2] or usual for name in TORCH if name in versions}
+
+
+def _choose_versions(
+    wanted: Wanted,
+    tree: project_tree.Tree,
+    node: Node,
+    file: Path,
+    locked: Iterable[Mapping[str, Any]],
+) -> tuple[str, dict[str, str]]:
+    """What uv finds beside packages of the nodes' Python, and which of these are kept: as many as
+    the project allows. What is locked stays as it is, but for the builds of PyTorch's packages."""
+    kept, backend = _find_kept(_require_python(node)), ""
+    while True:
+        result, root = _compile_beside(wanted, kept, locked, backend, tree, node, file)
+        said, hardware = result.complaints, _find_backend(node, kept)
+        builds = _list_builds(result.text, kept, node) if result.ok else {}
+        other = result.ok and set(builds.values()) - {hardware}
+        lacking = not result.ok and "torch" not in kept and "torch" in said
+        if hardware != backend and (other or lacking):
+            backend = hardware
+            continue
+        if result.ok:
+            break
+        blamed = next((name for name in kept if name in said and "No solution" in said), "")
+        if not blamed:
+            given = _find_kept(_require_python(node)).items()
+            words = (f"{n} {v}{'' if n in kept else ' (or another one)'}" for n, v in given)
+            beside = " and ".join(words)
+            what = f"{wanted.source}, beside {beside} of {node.name}" if given else wanted.source
+            check_uv(what, result, root)
+        kept = {n: v for n, v in kept.items() if (n in TORCH) != (blamed in TORCH)}
+    if len(set(builds.values())) > 1:
+        chosen = dict(item.split("==") for item in Lock(result.text).packages)
+        said = " and ".join(f"{name} {kept.get(name) or chosen[name]}" for name in builds)
+        raise UsageError(
+            f"{wanted.source}: {said} are different builds, and do not work together",
+            hint=f"name an index that has them all for {builds.get('torch') or 'CUDA'}, or"
+            f" `--requirements {NONE}` uses only what the nodes have",
+        )
+    return result.text.replace(str(root), str(tree.root)), kept
 
 
 def _compile_beside(
-    wanted: Wanted, kept: Mapping[str, str], tree: project_tree.Tree, node: Node, file: Path
-) -> str:
-    """uv's answer beside what is kept of the node. Builds write beside their sources: a project
-    that has to be built for it is read from a copy of the tree."""
-    options = ["--quiet"]
-    for name in kept:
-        options += ["--no-emit-package", name]
-        if re.search(rf"(?m)^{name} *= *[\[{{]", wanted.text):  # else uv forgets the workspace
-            options += ["--no-sources-package", name]
+    wanted: Wanted,
+    kept: Mapping[str, str],
+    locked: Iterable[Mapping[str, Any]],
+    backend: str,
+    tree: project_tree.Tree,
+    node: Node,
+    file: Path,
+) -> tuple[NodeResult, Path]:
+    """uv's answer beside what is kept of the node, and where it read the tree. Builds write beside
+    their sources: a project that has to be built for it is read from a copy."""
+    options = ["--quiet", *(("--torch-backend", backend) if backend else ())]
+    for name in KEPT:
+        if name in kept:
+            options += ["--no-emit-package", name]
+        if (name in kept or backend) and re.search(rf"(?m)^{name} *= *[\[{{]", wanted.text):
+            options += ["--no-sources-package", name]  # all other sources count
     if file.suffix in (".txt", ".in", *SUFFIXES) and "UV_INDEX_STRATEGY" not in os.environ:
         # Written for pip, which takes the best version of all indexes: PyTorch's, the most
         # usual extra one, has old versions of many packages.
@@ -755,12 +821,17 @@ def _compile_beside(
                 shutil.copy2(wanted.file or file, file)
         pins = scratch / "kept.txt"
         # Not as an option, which would take the place of the user's UV_FIND_LINKS.
-        pins.write_text("\n".join((f"--find-links {scratch}", *map("==".join, kept.items()))))
+        lines = [f"--find-links {scratch}", *map("==".join, kept.items())]
+        fitted = {*kept, *(TORCH if "torch" in kept else ())}
+        for row in locked:
+            name, version = row["name"], row.get("version", "")
+            if version and "directory" not in row and name not in fitted:
+                public = version.partition("+")[0] if name in KEPT else version
+                marker = f" ; {row['marker']}" if "marker" in row else ""
+                lines.append(f"{name}=={public}{marker}")
+        pins.write_text("\n".join(lines))
         options += ["--constraints", str(pins)]
-        result = _compile(wanted, file, node, kept, scratch, *options)
-        beside = " and ".join(f"{name} {version}" for name, version in kept.items())
-        what = f"{wanted.source}, beside {beside} of {node.name}" if kept else wanted.source
-        return check_uv(what, result, root).replace(str(root), str(tree.root))
+        return _compile(wanted, file, node, kept, scratch, *options), root
 
 
 def _compile(
@@ -780,7 +851,8 @@ def _compile(
             wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
             wheel.writestr(f"{stem}.dist-info/RECORD", "")
     given = "-" if wanted.lines or file.suffix in SUFFIXES else file.name
-    words = ("pip", "compile", given, *_FORMAT, *make_target_options(node), *options)
+    asked = (*wanted.options, *_FORMAT, *make_target_options(node), *options)
+    words = ("pip", "compile", given, *asked)
     return run_uv(*words, cwd=file.parent, stdin=wanted.lines.encode())
 
 
@@ -790,6 +862,23 @@ def _list_folders(
     place = wanted.file.parent if wanted.file else tree.root
     paths = (row["directory"]["path"] for row, _ in found if "directory" in row)
     return [os.path.relpath(place / path, tree.root) for path in paths]
+
+
+def _find_size(row: Mapping[str, Any], node: Node) -> int:
+    """Bytes to download for a package. Of PyTorch's, whose index does not say it, the server."""
+    files = row.get("wheels") or [row[kind] for kind in ("sdist", "archive") if kind in row]
+    fitting = re.compile(rf"(-any|_{node.facts.arch})\.whl\b")
+    files = [file for file in files if fitting.search(file.get("url", ""))] or files
+    sizes = [file["size"] for file in files if "size" in file]
+    if not sizes and row["name"] in TORCH:
+        from urllib.request import Request, build_opener  # seldom used
+
+        for file in files[:1]:
+            with suppress(OSError, ValueError):
+                request = Request(file["url"], method="HEAD")
+                with build_opener().open(request, timeout=ASK_TIMEOUT) as answer:
+                    sizes.append(int(answer.headers["Content-Length"] or 0))
+    return max(sizes, default=0)
 
 
 def _drop_other_hashes(part: str, wanted: Wanted) -> str:

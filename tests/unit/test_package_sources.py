@@ -152,12 +152,6 @@ def test_what_the_nodes_have_is_not_installed(
     assert has_all(one, bare) is (enough and alone)
 
 
-def test_what_an_option_names_is_installed_in_any_case(project: Path, index: Path) -> None:
-    Path("requirements.txt").write_text("torch==2.13.0\n")
-    one = node("a", python=Python(**HERE, packages=KEPT))
-    assert (has_all(one), has_all(one, given="requirements.txt")) == (True, False)
-
-
 def test_the_project_itself_stands_for_its_dependencies(project: Path, index: Path) -> None:
     extra = '[project.optional-dependencies]\ntrain = ["helper<2"]\nother = ["odd"]\n'
     Path("pyproject.toml").write_text(f'{PROJECT}dependencies = ["demo>=1"]\n{extra}')

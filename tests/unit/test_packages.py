@@ -313,48 +313,18 @@ def test_a_package_that_does_not_fit_the_torch_of_the_nodes(
     assert "\n" not in caught.value.message
 
 
-def test_a_file_that_is_asked_for_may_bring_another_torch(
+def test_another_torch_of_a_job_is_used_instead_of_that_of_the_nodes(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
+    """Only what does not fit is brought; one line names both versions."""
     wheels.make(index, "torch", "2.4.1")
-    Path("requirements.txt").write_text("outdated\ntorch==2.4.1\n")
+    Path("requirements.txt").write_text("outdated\ndemo<2\n")
     one = here("worker-1", tmp_path)
-    (lock,) = resolve("requirements.txt", one).locks.values()
-    assert lock.note == "torch 2.4.1 of requirements.txt is used instead of the nodes' 2.13.0+cpu"
-    install("requirements.txt", one)
-    assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
-
-
-def test_a_lock_decides_which_torch_is_used(
-    project: Path, index: Path, install: Install, tmp_path: Path
-) -> None:
-    """Nothing has to be typed for it; one line names both versions."""
-    head = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\n'
-    Path("pyproject.toml").write_text(f'{head}dependencies = ["demo<2", "torch>=2.1"]\n')
-    wheels.make(index, "torch", "2.4.1")
-    run(str(Path(sys.executable).parent / "uv"), "lock", "--quiet")
-    one, kept = here("worker-1", tmp_path), here("worker-2", tmp_path)
     (lock,) = resolve("", one).locks.values()
-    assert lock.note == "torch 2.4.1 of uv.lock is used instead of the nodes' 2.13.0+cpu"
+    assert lock.note == "torch 2.4.1 of requirements.txt is used instead of the nodes' 2.13.0+cpu"
+    assert lock.kept == ("mpi4py 4.1.0",)
     install("", one)
     assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
-    install("pyproject.toml", kept)
-    assert not list(Path(kept.root).glob("packages/*/lib/*/site-packages/torch"))
-
-
-def test_a_pin_that_is_no_lock_is_a_conflict_that_names_both(
-    project: Path, index: Path, install: Install, tmp_path: Path
-) -> None:
-    Path("requirements.txt").write_text("torch==2.4.1\n")
-    with pytest.raises(LaunchError) as caught:
-        install("", here("worker-1", tmp_path))
-    assert caught.value.message == (
-        "requirements.txt pins torch 2.4.1, and worker-1 has torch 2.13.0+cpu"
-    )
-    assert caught.value.hint == (
-        "`--requirements requirements.txt` installs that of the file, `--requirements none`"
-        " installs nothing"
-    )
 
 
 def test_a_package_that_cannot_be_built_is_named(
@@ -382,18 +352,6 @@ def test_an_invalid_script_block_is_that_of_its_script(
     Path("train.py").write_text('# /// script\n# dependencies = ["demo"\n# ///\n')
     with pytest.raises(UsageError, match=r"^train\.py"):
         install("", here("worker-1", tmp_path))
-
-
-@pytest.mark.parametrize("needs", ["torch==2.4.1", "trainer"])
-def test_what_is_only_found_never_installs_torch(
-    needs: str, project: Path, index: Path, install: Install, tmp_path: Path
-) -> None:
-    wheels.make(index, "torch", "2.4.1")
-    Path("train.py").write_text(f'# /// script\n# dependencies = ["{needs}"]\n# ///\n')
-    has = KEPT if needs.startswith("torch") else {}
-    with pytest.raises(LaunchError, match=r"train\.py .*torch") as caught:
-        install("", here("worker-1", tmp_path, packages=has))  # type: ignore[arg-type]
-    assert "--requirements train.py" in str(caught.value.hint)
 
 
 def test_another_python_of_the_nodes_brings_nothing_of_theirs(
