@@ -209,7 +209,6 @@ class Cluster:
                 secrets,
                 number=number,
                 requirements=needs,
-                parts=given.parts,
             )
 
         return actions_run.claim_number(self._store, plan(self._store.read_next_job_id()), plan)

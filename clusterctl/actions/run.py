@@ -276,7 +276,7 @@ def resolve_run(given: Run, stdin: Stdin | None = None) -> Resolved:
     tree = replace(found.tree, files=files, stdin=stdin)
     findings = project_tree.check_tree(found.program, tree, secret)
     settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
-    return replace(found, tree=tree, findings=findings, settings=settings)
+    return replace(found, tree=tree, findings=findings, settings=settings, parts=given.parts)
 
 
 def make_spec(given: Run, program: Program) -> tuple[JobSpec, dict[str, str]]:
@@ -303,12 +303,12 @@ def check_packages(resolved: Resolved, given: str) -> None:
 
 
 def _find_packages(
-    resolved: Resolved, given: str, python: str = "", parts: Sequence[str] = ()
+    resolved: Resolved, given: str, python: str = ""
 ) -> tuple[Wanted | None, list[own_project.Project], str]:
     """The packages and projects of a program, and the command that one of them has to bring, if
     any. Raises UsageError, too, for a program that is neither here nor such a command."""
     word = resolved.program.target
-    wanted = project_packages.find_package_files(resolved, given, python, parts)
+    wanted = project_packages.find_package_files(resolved, given, python)
     projects = _find_projects(resolved, (), given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
     if installed and (
@@ -333,15 +333,13 @@ def prepare(
     *,
     number: int,
     requirements: str = "",
-    parts: Sequence[str] = (),
 ) -> Prepared:
-    """Decides everything, touches nothing. Raises LaunchError where it cannot work. `parts`: extras
-    and groups of the project that are wanted, as uv takes them."""
+    """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
     packages, wanted, command, unread = None, None, "", ""
     chosen_python = project_packages.choose_packages(cluster, spec.python)
     if not (spec.venv or spec.modules or spec.container):
-        wanted, projects, command = _find_packages(resolved, requirements, spec.python, parts)
-        unread = wanted.warning if wanted else ""
+        wanted, projects, command = _find_packages(resolved, requirements, spec.python)
+        unread = "" if wanted else project_packages.find_unread(resolved, requirements)
         nodes = chosen_python.workers or (chosen_python.launcher,)
         able = [node for node in nodes if node.facts.python] or nodes
         # A script of the project may do without the Python that some node lacks.
@@ -351,8 +349,8 @@ def prepare(
                 wanted, resolved.tree, able, in_any_case=bool(spec.python or command)
             )
             projects = _find_projects(resolved, folders, requirements)
-    elif spec.python or requirements not in ("", NONE):
-        given = "--python" if spec.python else "--requirements"
+    elif spec.python or resolved.parts or requirements not in ("", NONE):
+        given = "--python" if spec.python else (*resolved.parts, "--requirements")[0]
         raise UsageError(
             f"{given} cannot be combined with --venv, --module or --container",
             hint="leave one of the two out",

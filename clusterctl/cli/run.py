@@ -162,7 +162,7 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
 
     def plan(number: int) -> Prepared:
         return actions_run.prepare(
-            chosen, spec, resolved, secrets, number=number, requirements=needs, parts=given.parts
+            chosen, spec, resolved, secrets, number=number, requirements=needs
         )
 
     with console.show_waiting():

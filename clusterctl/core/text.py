@@ -118,6 +118,17 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
     return settings
 
 
+def parse_yaml(text: str, name: str) -> Any:
+    """`name`: what people call it. Raises UsageError for what is no YAML."""
+    from msgspec import DecodeError, yaml  # seldom used
+
+    try:
+        return yaml.decode(text)
+    except DecodeError as error:
+        why = " ".join(str(error).split())
+        raise UsageError(f"{name} is not valid YAML: {why}", hint="correct that line") from error
+
+
 def decode_table(path: Path, kind: type[T]) -> T:
     """A TOML file of this package, as a value of that type, which its rows have to fit."""
     from msgspec import toml

@@ -24,11 +24,12 @@ from typing import Any
 from zipfile import ZipFile
 
 import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python, make_error
-from clusterctl.core.text import count, format_bytes, parse_toml
+from clusterctl.core.text import count, format_bytes, parse_toml, parse_yaml, read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
@@ -79,8 +80,8 @@ class Wanted:
     """Extras and groups, as uv takes them."""
     lines: str = ""
     """Those of another kind of file that uv gets instead of it."""
-    warning: str = ""
-    """What the file asks for beside that, and nobody installs; for people."""
+    optional: tuple[str, ...] = ()
+    """Packages of conda's: an index for pip may not have them."""
 
 
 class Lock(msgspec.Struct, frozen=True):
@@ -431,23 +432,58 @@ PROJECT, LOCK = own_project.OWN_PROJECT, "uv.lock"
 
 _CONDA = ("environment.yml", "environment.yaml")
 SUFFIXES = (".yml", ".yaml")
-_PIP_SECTION = re.compile(
-    r"(?m)^(?P<indent> *)- +pip: *(?:#.*)?\n(?P<items>(?:(?P=indent) +\S.*(?:\n|\Z)|\s*?\n)*)"
-)
-_DEPENDENCIES = re.compile(r"(?ms)^dependencies:(.*?)(?=^[a-z]|\Z)")
+_SPEC = re.compile(r"(?:\S+::)?([\w.-]+)\s*(.*)")
+"""Of conda: `conda-forge::numpy=1.26`."""
+_EXACT = re.compile(r"(==?)?\s*(\d[\w.]*?)(\.?\*)?(?:(?:=| +)[\w*.]+)?")
+_OF_CONDA = re.compile(r"python|pip|cpuonly|cud(a\w*|nn)|nccl|pytorch-(cuda|mutex)|_\w+")
+"""What has no meaning outside of conda, or comes with torch."""
+_UNREAD = {"Pipfile": "pipenv requirements"}
+"""Files that name packages, and what makes a requirements file of them."""
 
 
-def find_package_files(
-    resolved: Resolved, given: str, python: str = "", parts: Sequence[str] = ()
-) -> Wanted | None:
+def find_package_files(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
     """What `--requirements` names, else what a Python program's own `script` block says, else a
     file of the program's folder or of one above, up to the root of the tree. None: nothing, unless
     it wants another `python`, which has no packages of its own. Raises UsageError for a file that
     is not understood."""
-    found = _find(resolved, given, bool(parts))
+    found, parts = _find(resolved, given), resolved.parts
+    if parts and not (found and found.file and found.file.name in own_project.FILES):
+        raise UsageError(
+            f"{parts[0]} {parts[1]} works only with the packages of a pyproject.toml",
+            hint="leave it out, or name that file with --requirements",
+        )
     if not python or found:
-        return replace(found, options=(*found.options, *parts)) if found else None
+        if found and found.file and found.file.name == PROJECT:
+            parts = (*_list_default_groups(found.file), *parts)
+        return replace(found, options=tuple(parts)) if found else None
     return Wanted(f"--python {python}")
+
+
+def _list_default_groups(file: Path) -> Iterator[str]:
+    """Options for the groups that uv installs without being asked, less that for developers."""
+    with suppress(UsageError):
+        tables = read_toml(file)
+        named = tables.get("tool", {}).get("uv", {}).get("default-groups", ())
+        for name in tables.get("dependency-groups", {}) if named == "all" else named:
+            if name != "dev":
+                yield from ("--group", name)
+
+
+def find_unread(resolved: Resolved, given: str) -> str:
+    """What names packages for a program that gets none, and is not read; for people."""
+    script = None if given else _find_script(resolved)
+    if script is None:
+        return ""
+    for name, command in _UNREAD.items():
+        if (script.parent / name).is_file():
+            return f"{name} is not read: `{command} >requirements.txt` makes a list that is"
+    prefix = os.environ.get("CONDA_PREFIX") or os.environ.get("VIRTUAL_ENV", "")
+    if not prefix or prefix == sys.prefix or os.environ.get("CONDA_DEFAULT_ENV") == "base":
+        return ""
+    return (
+        f"packages of the active environment {prefix} are not those of the nodes:"
+        " `pip freeze >requirements.txt` makes a list that is installed there"
+    )
 
 
 def is_named(wanted: Wanted, word: str) -> bool:
@@ -456,7 +492,7 @@ def is_named(wanted: Wanted, word: str) -> bool:
     return re.search(pattern, wanted.text) is not None
 
 
-def _find(resolved: Resolved, given: str, parted: bool) -> Wanted | None:
+def _find(resolved: Resolved, given: str) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
         return None if given == NONE else _read(Path(given), tree)
@@ -467,7 +503,7 @@ def _find(resolved: Resolved, given: str, parted: bool) -> Wanted | None:
         return found
     folder = script.parent if program.kind is ProgramKind.MODULE else script.resolve().parent
     for place in (folder, *folder.parents):
-        if found := _find_in(place, tree, parted):
+        if found := _find_in(place, tree, resolved.parts):
             return found
         if place == tree.root:
             break
@@ -508,12 +544,12 @@ def _has_interpreter(path: Path) -> bool:
         return file.read(2) == b"#!"
 
 
-def _find_in(folder: Path, tree: project_tree.Tree, parted: bool) -> Wanted | None:
+def _find_in(folder: Path, tree: project_tree.Tree, parts: Sequence[str]) -> Wanted | None:
     """What a file of that folder asks for, if it names packages. An empty list is an answer too:
-    nothing is looked for above it. `parted`: extras and groups of a project are wanted, too."""
+    nothing is looked for above it. `parts`: those of a project that are wanted, too."""
     if lock := _find_lock(folder, tree):
         return _read_lock(folder, lock)
-    if parted and (name := own_project.find_file(folder)):
+    if parts and (name := own_project.find_file(folder)):
         return _read(folder / name, tree)
     if (path := folder / "requirements.txt").is_file():
         return _read(path, tree)
@@ -546,22 +582,29 @@ def _read_lock(folder: Path, lock: Path) -> Wanted:
 
 
 def _read_conda(path: Path) -> Wanted | None:
-    """What its section `pip` asks for; None for a file that asks for nothing."""
-    text = _read_text(path)
-    others = "".join(_DEPENDENCIES.findall(_PIP_SECTION.sub("", text)))
-    warning = ""
-    if "[" in others or re.search(r"(?m)^ *- +(?!(?:pip|python)\b)", others):
-        warning = (
-            f"{path.name}: conda's packages are not installed, only those below `- pip:`;"
-            " `pip freeze >requirements.txt` in its environment lists all"
-        )
-    if not (warning or _PIP_SECTION.search(text)):
+    """What it asks for, as pip has it; None for a file that asks for nothing."""
+    table = parse_yaml(_read_text(path), path.name)
+    given = table.get("dependencies") if isinstance(table, dict) else None
+    lines, own = [], {}
+    for item in given if isinstance(given, list) else ():
+        if isinstance(item, dict):
+            lines += [str(line) for line in item.get("pip") or ()]
+        elif (found := _SPEC.fullmatch(str(item))) and not _OF_CONDA.fullmatch(found[1]):
+            name = make_plain_name("torch" if found[1] == "pytorch" else found[1])
+            own[name] = name + _translate_version(found[2])
+    if not (lines or own):
         return None
-    items = "".join(section["items"] for section in _PIP_SECTION.finditer(text))
-    lines = (found[2] for found in re.finditer(r"(?m)^\s*- +([\"']?)(.*?)\1\s*(?:\s#.*)?$", items))
-    text = "".join(f"{line}\n" for line in lines)
+    text = "".join(f"{line}\n" for line in (*own.values(), *lines))
     said = text + "".join(_read_included(text, path.parent, {path}))
-    return Wanted(path.name, path, said, lines=text, warning=warning)
+    return Wanted(path.name, path, said, lines=text, optional=tuple(own))
+
+
+def _translate_version(spec: str) -> str:
+    """conda's `=1.26`, `1.26.4` or `=1.26.4=py311_0` for pip; of several ways, any."""
+    if found := _EXACT.fullmatch(spec):
+        fuzzy = found[3] or found[1] == "="
+        return f"=={found[2]}{'.*' if fuzzy else ''}"
+    return spec if re.fullmatch(r"[<>!=~][^| ]*", spec := spec.replace(" ", "")) else ""
 
 
 def _read(path: Path, tree: project_tree.Tree) -> Wanted:
@@ -630,6 +673,9 @@ _OFFLINE = ("--offline", "--no-index", "--no-build")
 _HEAD = "[[packages]]\n"
 _VERSION = re.compile(r"\d+(\.\d+)*([.-]?(a|b|rc|post|dev)\.?\d+)*(\+[\w.]+)?")
 """Those of packages of Debian may not be one for uv."""
+_NOT_THERE = (
+    r"(?:no versions? of|only|versions of|Because) {0}(?![\w-])[^ ]* (?:is|are|was not found)"
+)
 _BACKEND = re.compile(r"cpu|cu\d+|rocm[\d.]+|xpu")
 _FILE = re.compile(r'(?:sdist = )?\{ (?:url|path)[^{}]*hashes = \{ sha256 = "(\w+)" \} \},?')
 _PASSWORD = re.compile(r"(https?://)([^\s/@\"']+@)([^\s/\"'<>]+)")
@@ -641,6 +687,8 @@ def resolve_packages(
     """What has to be installed on these nodes, None where they have everything already, unless it
     has to be `in_any_case`; and the projects of the tree that it asks for."""
     groups = {_make_group(node): node for node in nodes}
+    for node in groups.values():
+        _check_python(wanted, node)
     if not (wanted.locked or in_any_case):
         there = [_find_installed(wanted, tree, node) for node in groups.values()]
         if None not in there:
@@ -650,6 +698,18 @@ def resolve_packages(
     if not (in_any_case or any(lock.text for lock in locks.values())):
         return None, tuple(folders)
     return Packages(wanted.source, str(wanted.file or ""), locks), tuple(folders)
+
+
+def _check_python(wanted: Wanted, node: Node) -> None:
+    """Raises UsageError for a Python that the project does not run with, as uv does."""
+    found = re.search(r"(?m)^(?:# *)?requires-python *= *[\"'](.*)[\"']", wanted.text)
+    version = _require_python(node).version
+    with suppress(InvalidSpecifier):
+        if found and not SpecifierSet(found[1]).contains(version, prereleases=True):
+            raise UsageError(
+                f"{wanted.source} needs Python {found[1]}, and {node.name} has {version}",
+                hint="`--python VERSION` uses another Python of the nodes",
+            )
 
 
 def check_file(wanted: Wanted) -> None:
@@ -699,17 +759,17 @@ def _resolve(wanted: Wanted, tree: project_tree.Tree, node: Node) -> Lock:
 
 
 def _ask_uv(wanted: Wanted, tree: project_tree.Tree, node: Node, file: Path) -> Lock:
-    text, locked, kept = "", [], dict[str, str]()
+    text, note, locked, kept = "", "", [], dict[str, str]()
     if wanted.locked:
         text = call_uv(LOCK, *_EXPORT, *wanted.options, cwd=file.parent)
         locked = split_lock(text)[1]
     if not locked or any(_fits_nodes(row["name"]) for row, _ in locked):
-        text, kept = _choose_versions(wanted, tree, node, file, [row for row, _ in locked])
+        text, kept, note = _choose_versions(wanted, tree, node, file, [row for row, _ in locked])
     head, found = split_lock(text)
     # All else is as it was locked.
     fixed = [(row, part) for row, part in locked if not _fits_nodes(row["name"])]
     names = {row["name"] for row, _ in fixed}
-    parts, size, note = [], 0, ""
+    parts, size = [], 0
     for row, part in (*fixed, *(one for one in found if one[0]["name"] not in names)):
         name, version = make_plain_name(row["name"]), row.get("version", "")
         brought = "torch" in kept or node.facts.accelerator is Accelerator.NONE
@@ -756,21 +816,28 @@ def _choose_versions(
     node: Node,
     file: Path,
     locked: Iterable[Mapping[str, Any]],
-) -> tuple[str, dict[str, str]]:
-    """What uv finds beside packages of the nodes' Python, and which of these are kept: as many as
-    the project allows. What is locked stays as it is, but for the builds of PyTorch's packages."""
+) -> tuple[str, dict[str, str], str]:
+    """What uv finds beside packages of the nodes' Python, which of these are kept (as many as the
+    project allows), and what is left out, for people. What is locked stays as it is, but for the
+    builds of PyTorch's packages."""
     kept, backend = _find_kept(_require_python(node)), ""
+    lacking: list[str] = []
     while True:
         result, root = _compile_beside(wanted, kept, locked, backend, tree, node, file)
         said, hardware = result.complaints, _find_backend(node, kept)
         builds = _list_builds(result.text, kept, node) if result.ok else {}
         other = result.ok and set(builds.values()) - {hardware}
-        lacking = not result.ok and "torch" not in kept and "torch" in said
-        if hardware != backend and (other or lacking):
+        failed = not result.ok and "torch" not in kept and "torch" in said
+        if hardware != backend and (other or failed):
             backend = hardware
             continue
         if result.ok:
             break
+        if found := next((n for n in wanted.optional if re.search(_NOT_THERE.format(n), said)), ""):
+            lines = re.sub(rf"(?m)^{found}\b(?!-).*\n", "", wanted.lines, count=1)
+            optional = tuple(name for name in wanted.optional if name != found)
+            wanted, lacking = replace(wanted, lines=lines, optional=optional), [*lacking, found]
+            continue
         blamed = next((name for name in kept if name in said and "No solution" in said), "")
         if not blamed:
             given = _find_kept(_require_python(node)).items()
@@ -787,7 +854,10 @@ def _choose_versions(
             hint=f"name an index that has them all for {builds.get('torch') or 'CUDA'}, or"
             f" `--requirements {NONE}` uses only what the nodes have",
         )
-    return result.text.replace(str(root), str(tree.root)), kept
+    note = (
+        f"no package index has {', '.join(sorted(lacking))} of {wanted.source}" if lacking else ""
+    )
+    return result.text.replace(str(root), str(tree.root)), kept, note
 
 
 def _compile_beside(

@@ -45,6 +45,8 @@ class Resolved:
     settings: Collection[str] = ()
     """Of the job's options, by their names in JobSpec and in the batch system, those that come from
     settings: they are weaker than these words."""
+    parts: Sequence[str] = ()
+    """Extras and groups of the project that are wanted, as uv takes them."""
 
 
 def resolve_program(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from clusterctl.core.job import PYTHONS, SHELLS, JobSpec
 from clusterctl.core.model import Cluster
-from clusterctl.core.text import MAX_HOST_LINE, read_input
+from clusterctl.core.text import MAX_HOST_LINE, parse_yaml, read_input
 from clusterctl.core.variables import OURS, RANKS, SECRET, STARTERS, read_variables
 from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import deal, find_workers
@@ -897,10 +897,9 @@ def _read_keys(path: Path) -> dict[str, str]:
     """The plain values of a YAML or JSON file, with those of `dynamo_config`; of another key with
     more below it, that it is there."""
     text = read_input(path, str(path), hint="check the path")
-    try:
-        rows = json.loads(text) if text.lstrip()[:1] == "{" else _read_yaml(text)
-    except ValueError as error:
-        raise UsageError(f"{path} is not valid JSON: {error}", hint="correct the file") from None
+    rows = parse_yaml(text, str(path)) or {}  # JSON is YAML, too
+    if not isinstance(rows, dict):
+        raise UsageError(f"{path} has no settings", hint="correct the file")
     inner = rows.pop("dynamo_config", None)
     if isinstance(inner, dict):
         rows |= {f"dynamo_{key.removeprefix('dynamo_')}": value for key, value in inner.items()}
@@ -908,24 +907,6 @@ def _read_keys(path: Path) -> dict[str, str]:
     for key, value in rows.items():
         text = value if isinstance(value, str) else json.dumps(value)
         found[key] = "more" if value and isinstance(value, dict | list) else text
-    return found
-
-
-def _read_yaml(text: str) -> dict[str, Any]:
-    """As `accelerate config` writes it: keys, and keys one level below."""
-    found: dict[str, Any] = {}
-    above: dict[str, str] = {}
-    for line in text.splitlines():
-        if not line.strip() or line.lstrip()[0] == "#":
-            continue
-        match = re.fullmatch(r"\s*[\"']?(\w+)[\"']?:(?:\s+(.*?))?\s*(?:\s#.*)?", line)
-        key, value = (match[1], (match[2] or "").strip("'\"")) if match else (line, "")
-        if line[0] in " \t-":
-            above[key] = value
-        elif value:
-            found[key] = value
-        else:
-            found[key] = above = {}
     return found
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clusterctl.errors import UsageError
+from clusterctl.project import packages as project_packages
 from clusterctl.project.program import resolve_program
 from tests import wheels
+from tests.unit.calling import Call
 from tests.unit.packaged import (
     Install,
     find,
@@ -19,11 +23,13 @@ from tests.unit.packaged import (
     make_project,
     project,
     python_of,
+    resolve,
     run,
 )
 
 __all__ = ["index", "install", "project"]
 
+SPECS = "a==1\nb==2.1\nc==2.1\nd==1.*\ne\nf>1\ng==1.*\n"
 CONDA = """\
 name: mine  # of a paper
 channels:
@@ -44,26 +50,32 @@ variables:
 
 
 @pytest.mark.parametrize(
-    ("text", "lines", "warned"),
+    ("text", "lines"),
     [
-        (CONDA, "trainer==1.0\n", True),
+        (CONDA, "demo==1.*\nhelper==1.5.*\ntorch>=2.1\nother>=2,<3\ntrainer==1.0\n"),
         (
             "dependencies:\n- python=3.11\n- pip:\n  - 'demo<2'  # ours\n\n  - helper",
             "demo<2\nhelper\n",
-            False,
         ),
-        ("dependencies: [pip, cowsay]\n", "", True),
-        ("dependencies:\n  - numpy\n", "", True),
+        ("dependencies: [pip, cowsay]\n", "cowsay\n"),
+        ("dependencies: [c::a==1, b 2.1, c 2.1 py_0, d=1.*, e=1|2, 'f > 1', 'g=1=py']\n", SPECS),
     ],
 )
-def test_of_an_environment_of_conda_what_pip_installs(
-    text: str, lines: str, warned: bool, project: Path
+def test_an_environment_of_conda_is_read_as_pip_has_it(
+    text: str, lines: str, project: Path
 ) -> None:
-    """What conda alone has is named as missing."""
     Path("environment.yml").write_text(text)
     wanted = find()
     assert wanted is not None
-    assert (wanted.text, bool(wanted.warning)) == (lines, warned)
+    assert wanted.lines == lines
+
+
+def test_what_only_conda_has_is_named(project: Path, index: Path, tmp_path: Path) -> None:
+    Path("environment.yml").write_text("dependencies: [demo=1, libfoo, helper=9, helper-foo]\n")
+    wheels.make(index, "helper_foo", "1.0")
+    (lock,) = resolve("", here("worker-1", tmp_path)).locks.values()
+    assert set(lock.packages) == {"demo==1.0", "helper-foo==1.0"}
+    assert lock.note == "no package index has helper, libfoo of environment.yml"
 
 
 def test_an_environment_of_conda_gets_the_files_that_it_includes(
@@ -131,3 +143,52 @@ def test_members_of_a_workspace_are_used_where_they_lie(
     wanted = find(script="packages/member/program.py")
     assert wanted
     assert wanted.source == ("uv.lock" if locked else "pyproject.toml")
+
+
+def test_extras_and_groups_are_those_of_the_project(
+    project: Path, index: Path, tmp_path: Path
+) -> None:
+    """As `uv run` takes them; with a lock or without one."""
+    Path("requirements.txt").write_text("demo\n")
+    Path("pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\n'
+        '[project.optional-dependencies]\nmore = ["helper"]\n'
+        '[dependency-groups]\ndev = ["outdated"]\nrare = ["trainer"]\nusual = ["demo<2"]\n'
+        '[tool.uv]\ndefault-groups = ["dev", "usual"]\n'
+    )
+    parts = ("--extra", "more", "--group", "rare")
+    found = replace(resolve_program("train.py", ()), parts=parts)
+    one = here("worker-1", tmp_path)
+    for locked in (False, True):
+        if locked:
+            wheels.make(index, "torch", "2.4.1")
+            run(str(Path(sys.executable).parent / "uv"), "lock", "--quiet")
+        wanted = project_packages.find_package_files(found, "")
+        assert wanted
+        packages, _ = project_packages.resolve_packages(wanted, found.tree, [one])
+        assert packages
+        (lock,) = packages.locks.values()
+        assert set(lock.packages) == {"demo==1.0", "helper==1.5", "trainer==1.0"}
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "train.py"])
+def test_a_project_needs_its_python(name: str, project: Path, index: Path, tmp_path: Path) -> None:
+    table = 'requires-python = ">=3.99"\ndependencies = ["demo"]\n'
+    block = "".join(f"# {line}\n" for line in ("/// script", *table.splitlines(), "///"))
+    texts = {"train.py": f"{block}\n\nimport demo\n"}
+    Path(name).write_text(texts.get(name, f'[project]\nname = "x"\nversion = "1"\n{table}'))
+    with pytest.raises(UsageError, match=r"needs Python >=3\.99, and worker-1 has 3\."):
+        resolve("", here("worker-1", tmp_path))
+
+
+def test_what_names_packages_and_is_not_read_is_said(
+    project: Path, call: Call, lab: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/home/me/env")
+    said = call("run", "--dry-run", "train.py").out
+    assert "active environment /home/me/env" in said
+    assert "pip freeze >requirements.txt" in said
+    Path("Pipfile").touch()
+    assert "pipenv requirements >requirements.txt" in call("run", "--dry-run", "train.py").out
+    Path("requirements.txt").touch()
+    assert "requirements.txt`" not in call("run", "--dry-run", "train.py").out

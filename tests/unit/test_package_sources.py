@@ -32,7 +32,6 @@ from tests.unit.packaged import (
     python_of,
     run,
 )
-from tests.unit.test_package_files import CONDA
 
 __all__ = ["index", "install", "project"]
 
@@ -176,19 +175,6 @@ def test_a_run_says_which_file_it_uses_and_how_not_to(
     assert "# using the packages of requirements.txt beside " in said.out
     assert "(`--requirements none` turns this off)" in said.out
     assert "packages" not in call("run", "--dry-run", "--requirements", "none", "train.py").out
-
-
-def test_a_run_says_what_conda_alone_installs(
-    project: Path, index: Path, call: Call, lab: None
-) -> None:
-    Path("environment.yml").write_text("dependencies:\n  - python=3.11\n  - numpy\n")
-    said = call("run", "--dry-run", "train.py")
-    assert "using the packages" not in said.out, "the nodes have these"
-    assert "environment.yml: conda's packages are not installed" in said.out
-    Path("environment.yml").write_text(CONDA)
-    said = call("run", "--dry-run", "train.py")
-    assert "# using the packages of environment.yml beside " in said.out
-    assert "environment.yml: conda's packages are not installed" in said.out
 
 
 @pytest.mark.parametrize(
