@@ -148,8 +148,14 @@ def send(pid: int, number: int) -> None:
 def read_boot() -> str:
     """Another one after each start of this node. A container has its host's boot id, and a first
     process of its own."""
-    boot = read("/proc/sys/kernel/random/boot_id").decode().strip()
-    first = read("/proc/1/stat").decode(errors="replace").rpartition(")")[2].split()
+    return parse_boot(read("/proc/sys/kernel/random/boot_id") + read("/proc/1/stat"))
+
+
+def parse_boot(noted: bytes) -> str:
+    """The same of what rank.sh has noted: the boot id, and a line of /proc/1/stat, of which the
+    time when that process began stays as it is."""
+    boot, _, process = noted.decode(errors="replace").partition("\n")
+    first = process.rpartition(")")[2].split()
     return "{} {}".format(boot, first[19] if len(first) > 19 else "").strip()
 
 
@@ -215,11 +221,20 @@ class Processes:
         if not self.ask(seconds):
             self.kill()
 
+    def has_begun(self, rank: str) -> bool:
+        """Whether its program runs, or has ended."""
+        begun = os.path.exists(self._locate(rank, "pid"))
+        ended = os.path.exists(self._locate(rank, "exit"))
+        return ended or (begun and any(one.rank == rank for one in list_programs(self._tag)))
+
     def kill_later(self, rank: str, seconds: float) -> None:
-        """SIGKILL to what a rank was told to end, after its time. Its wrapper may have been killed
-        meanwhile, and the rank of the next attempt has its own time."""
-        attempt = read(self._locate(rank, "pid"))
-        time.sleep(seconds)
+        """SIGKILL to what a rank was told to end, if it has not ended after its time. Its wrapper
+        may have been killed meanwhile, and the rank of the next attempt has its own time."""
+        attempt, until = read(self._locate(rank, "pid")), time.monotonic() + seconds
+        while time.monotonic() < until:
+            if os.path.exists(self._locate(rank, "exit")):
+                return
+            time.sleep(LOOK)
         if (
             os.path.exists(self._locate(rank, "term"))
             and read(self._locate(rank, "pid")) == attempt
@@ -271,7 +286,7 @@ class Processes:
                 yield ("full",)
         except OSError:
             pass
-        boot = read(os.path.join(self._out, "boot")).decode().strip()
+        boot = parse_boot(read(os.path.join(self._out, "boot")))
         if boot and boot != read_boot():
             yield "node", "restarted"
         ending = os.path.join(self._job, "..", "..", "ending")  # of the machine: deadline, spot

@@ -4,6 +4,7 @@ others, and what was cut short there takes the launcher's whole copy.
 
 import contextlib
 import os
+import shlex
 import shutil
 from typing import IO, List, Sequence
 
@@ -41,8 +42,8 @@ def list_own(job: str, patterns: Sequence[str], first: int, count: int) -> List[
 
 def choose(job: str, attempt: int, wish: SnapshotWish) -> List[str]:
     """FOUND, NONE, or REFUSED with the reason. `snapshot-N` gets the path; where each rank has its
-    own, then the same with <rank>, and how many digits that has. `snapshot-N.passed` says what was
-    passed over, and why."""
+    own, then the same with <rank>, and how many digits that has. Rank 0 says what was passed over,
+    and why."""
     note = _locate_note(job, attempt)
     chooser = snapshots.Chooser(
         os.path.join(job, outputs.WORK),
@@ -54,24 +55,41 @@ def choose(job: str, attempt: int, wish: SnapshotWish) -> List[str]:
         wish.how.folders,
     )
     choice = chooser.choose(wish.how.nothing, wish.how.refusal)
-    restored = os.path.join(job, "restored")
-    said = processes.read(restored) + "".join(line + "\n" for line in choice.passed).encode(
-        errors="surrogateescape"
-    )
-    _write(note + ".passed", said)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(restored)
+    _say(job, 0, choice.passed)
     if choice.refused:
         return [REFUSED, choice.refused]
     if not choice.path:
         return [NONE]
     own = [choice.own.path, str(choice.own.digits)] if choice.own else []
-    _write(note, b"".join(os.fsencode(line) + b"\n" for line in [choice.path, *own]))
+    _note(note, b"".join(os.fsencode(line) + b"\n" for line in [choice.path, *own]))
+    path = choice.path
+    if choice.own:
+        path = choice.own.path.replace("<rank>", "0".zfill(choice.own.digits))
+    _say(job, 0, ["continuing from " + os.path.join(job, outputs.WORK, path)])
     return [FOUND]
+
+
+def _say(job: str, rank: int, lines: Sequence[str]) -> None:
+    """As a rank that is about to start."""
+    with open(os.path.join(job, "out", f"rank-{rank}.err"), "ab") as file:
+        file.write(b"".join(b"clusterctl: " + os.fsencode(line) + b"\n" for line in lines))
+
+
+def write_snapshot(path: str, pattern: str = "", digits: str = "") -> str:
+    """What a note says, for rank.sh, which knows the number of its rank."""
+    number = f'"$(printf %0{digits}d "$cctl_rank")"'
+    parts = map(shlex.quote, (pattern or path).split("<rank>"))
+    return f'cctl_snapshot="$cctl_job/{outputs.WORK}/"{number.join(parts)}\n'
 
 
 def _locate_note(job: str, attempt: int) -> str:
     return os.path.join(job, f"snapshot-{attempt}")
+
+
+def _note(note: str, content: bytes) -> None:
+    """For the ranks of this node, too."""
+    _write(note + ".sh", os.fsencode(write_snapshot(*map(os.fsdecode, content.splitlines()))))
+    _write(note, content)
 
 
 def _write(path: str, content: bytes) -> None:
@@ -116,19 +134,18 @@ def receive(job: str, attempt: int, stream: IO[bytes]) -> None:
     content = processes.read(os.path.join(part, os.path.basename(note)))
     if not content:
         raise EOFError("the connection was lost")
-    _write(note, content)
+    _note(note, content)
     shutil.rmtree(part)
 
 
-def restore(job: str, stream: IO[bytes]) -> None:
-    """Unpacks copies of what was cut short here, and says so."""
+def restore(job: str, rank: int, stream: IO[bytes]) -> None:
+    """Unpacks copies of what was cut short here, and says so as that rank of this node."""
     part, work = os.path.join(job, "restoring"), os.path.join(job, outputs.WORK)
     outputs.unpack(stream, part)
-    with open(os.path.join(job, "restored"), "ab") as file:
-        for entry in list(outputs.walk(part)):
-            os.replace(os.path.join(part, entry.path), os.path.join(work, entry.path))
-            text = "it was cut short, so the last whole copy on the launcher takes its place"
-            file.write(os.fsencode(f"{entry.path}: {text}\n"))
+    for entry in list(outputs.walk(part)):
+        os.replace(os.path.join(part, entry.path), os.path.join(work, entry.path))
+        text = "it was cut short, so the last whole copy on the launcher takes its place"
+        _say(job, rank, [f"{entry.path}: {text}"])
     shutil.rmtree(part)
 
 

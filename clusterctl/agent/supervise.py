@@ -703,17 +703,18 @@ class Supervisor:
             return
         from . import outputs, resume
 
-        def restore(name: str) -> None:
+        def restore(holder: messages.Holder) -> None:
+            name = holder.name
             for (path,) in self._list_facts(name, "cut", self._plan.kept):
                 copy = resume.find_copy(copies, name, path)
                 if copy:
-                    process = self._transfer(name, "restore", stdin=subprocess.PIPE)
+                    process = self._transfer(name, "restore", holder.first, stdin=subprocess.PIPE)
                     assert process.stdin
                     with contextlib.suppress(OSError), process.stdin:
                         outputs.pack(copy, [path], process.stdin)
                     self._await_transfers([process])
 
-        _do_each(restore, self._list_holders())
+        _do_each(restore, self._plan.holders)
 
     def _send_snapshot(self, resume: messages.ResumePlan) -> bool:
         """The newest one of rank 0's node, to the others."""

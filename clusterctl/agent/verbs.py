@@ -140,12 +140,22 @@ def _await(job: str) -> None:
         pass
 
 
-def _tell(job: str, rank: str) -> None:
-    Processes(job, _read_tag(job)).tell(rank)
+def _halt(job: str, rank: str, seconds: str) -> None:
+    from . import ranks
+
+    ranks.halt(job, _read_tag(job), rank, float(seconds))
 
 
-def _kill(job: str, rank: str, seconds: str) -> None:
-    Processes(job, _read_tag(job)).kill_later(rank, float(seconds))
+def _heed(job: str, first: str, count: str, seconds: str) -> None:
+    from . import ranks
+
+    ranks.heed(job, _read_tag(job), first, int(count), float(seconds))
+
+
+def _linger(job: str, rank: str, world: str, seconds: str) -> None:
+    from . import ranks
+
+    ranks.linger(job, rank, int(world), float(seconds))
 
 
 # ------------------------------------------------------------------------------------ outputs
@@ -217,10 +227,10 @@ def _receive(job: str, attempt: str) -> None:
     resume.receive(job, int(attempt), sys.stdin.buffer)
 
 
-def _restore(job: str) -> None:
+def _restore(job: str, rank: str) -> None:
     from . import resume
 
-    resume.restore(job, sys.stdin.buffer)
+    resume.restore(job, int(rank), sys.stdin.buffer)
 
 
 def _store(*words: str) -> None:
@@ -263,9 +273,11 @@ VERBS: Dict[str, Callable[..., None]] = {
     "clean": _clean,
     "follow": _follow,
     "forget_others": _forget_others,
+    "halt": _halt,
     "hand": _hand,
     "hand_in": _hand_in,
-    "kill": _kill,
+    "heed": _heed,
+    "linger": _linger,
     "link": _link,
     "list": _list,
     "mirrored": _mirrored,
@@ -283,7 +295,6 @@ VERBS: Dict[str, Callable[..., None]] = {
     "submit": _submit,
     "survey": _survey,
     "task": _task,
-    "tell": _tell,
 }
 
 

@@ -88,6 +88,8 @@ def pack_agent() -> tuple[str, bytes]:
     texts = {"__main__.py": main.encode()}
     for path in sorted((_PACKAGE / "agent").glob("*.py")):
         texts[f"agent/{path.name}"] = path.read_bytes()
+    for path in sorted((find_folder("templates") / "job").glob("*.sh")):
+        texts[path.name] = path.read_bytes()
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as archive:
         for name, text in texts.items():

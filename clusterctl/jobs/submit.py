@@ -37,6 +37,7 @@ from clusterctl.core.model import (
     make_error,
 )
 from clusterctl.core.text import format_bytes
+from clusterctl.core.variables import write_unset
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.options.values import quote_words
@@ -127,6 +128,18 @@ GPU_VARIABLES = {
     Accelerator.NONE: "",
 }
 """What gives a point of a sweep one GPU."""
+NUMBERS = {
+    "rank": "cctl_rank=${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID-}}"
+    " cctl_local=${OMPI_COMM_WORLD_LOCAL_RANK:-${SLURM_LOCALID-}}"
+    " cctl_world=${OMPI_COMM_WORLD_SIZE:-${SLURM_NTASKS-}}"
+    " cctl_local_world=${OMPI_COMM_WORLD_LOCAL_SIZE:-${SLURM_NTASKS_PER_NODE:-1}}",
+    # Of torchrun, which has the user's PATH.
+    "agent": "PATH=$2 cctl_rank=$RANK cctl_local=$LOCAL_RANK"
+    " cctl_world=$WORLD_SIZE cctl_local_world=$LOCAL_WORLD_SIZE",
+    "point": "cctl_rank=$1 cctl_slot=$2 cctl_local=0 cctl_world=1 cctl_local_world=1",
+    "once": "cctl_rank=0 cctl_local=0 cctl_world=1 cctl_local_world=1",
+}
+"""How the wrapper of a rank learns which one it is, in sh, by kind of job."""
 COMPILED = (ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND)
 """Programs that may buffer their output by the block."""
 NO_AGENT = 87
@@ -153,14 +166,13 @@ def _make_files_of_node(
     job: Job, cluster: Cluster, plan: LaunchPlan, values: Mapping[str, str], node: Node
 ) -> dict[str, tuple[str, int]]:
     """What a node needs to run ranks, to say what they have written, and what is left of them."""
-    spec, program, gpus = job.spec, job.spec.program, len(node.facts.gpus)
+    spec, program, system = job.spec, job.spec.program, load_system(cluster.system)
     shared: dict[str, Any] = {
         "id": job.id,
         "node": node.name,
         "root": node.root,
         "folder": f"{node.root}/jobs/{job.id}",
         "tag": f"{cluster.id}/{job.id};",
-        "points": spec.is_sweep,
     }
 
     def render(name: str, **more: object) -> tuple[str, int]:
@@ -187,28 +199,69 @@ def _make_files_of_node(
     if job.ranks > 1 and not spec.is_sweep and program.kind is not ProgramKind.SOURCE:
         text = assets.find_folder("templates").joinpath(ALONE).read_text(encoding="utf-8")
         files["lib/sitecustomize.py"] = (text, 0o644)
-    files["rank.sh"] = render(
-        "rank.sh",
-        # What it has to call itself; "": nobody knows.
-        hostname=load_system(cluster.system).expect_hostname(node, cluster),
-        working=program.folder,
-        program=plan.programs[node.name],
-        resume_args=quote_words(spec.resume_args),
-        agent=plan.agents.get(node.name, ""),
-        device_env=plan.device_env,
-        once=spec.once,
-        system=cluster.system,
-        gpu_variable=GPU_VARIABLES[node.accelerator] if gpus else "",
-        gpus=gpus,
-        grace=math.ceil(spec.save_time),
-        pass_signal=spec.pass_signal,
-        cgroups=CGROUPS,
-        line_buffered=program.kind in COMPILED,
-    )
+    files["rank.sh"] = _make_rank(job, cluster, plan, node), 0o755
+    if not system.places_ranks:
+        text = assets.render(
+            "batch/surroundings.sh.j2",
+            points=spec.is_sweep,
+            system=cluster.system,
+            device_env=plan.device_env,
+        )
+        files["surroundings"] = text, 0o644
     if spec.is_sweep:
         files["slot.sh"] = render("slot.sh")
         files["point"] = (render("point.sh", points=spec.points)[0], 0o600)
     return files
+
+
+def _make_rank(job: Job, cluster: Cluster, plan: LaunchPlan, node: Node) -> str:
+    """What starts a rank on that node."""
+    spec, system = job.spec, load_system(cluster.system)
+    starter, gpus = plan.agents.get(node.name, ""), len(node.facts.gpus)
+    kind = "point" if spec.is_sweep else "agent" if starter else "once" if spec.once else "rank"
+    direct = system.places_ranks
+    settings: dict[str, object] = {
+        "node": node.name,
+        # What it has to call itself; "": nobody knows.
+        "host": system.expect_hostname(node, cluster),
+        "batch": "" if direct else "yes",
+        # Says through mpirun how it goes.
+        "tells": "yes" if direct and kind in ("rank", "once") else "",
+        # The ranks of all nodes note how they end in one folder.
+        "linger": "" if direct or spec.is_sweep else "yes",
+        "working": spec.program.folder,
+        "program": join(plan.programs[node.name]),
+        "lines": "yes" if spec.program.kind in COMPILED else "",
+        "resume": quote_words(spec.resume_args),
+        "starter": starter,
+        "grace": math.ceil(spec.save_time),
+        "signals": "INT,QUIT,USR1,USR2" if spec.pass_signal else "INT,QUIT",
+        "gpu": f"{node.root}/gpu-{node.name}" if direct and gpus else "",
+        "gpu_variable": GPU_VARIABLES[node.accelerator],
+        "gpus": gpus if direct else 0,
+        "free_port": f"{node.root}/bin/free-port",
+    }
+    return write_rank(kind, f"{node.root}/jobs/{job.id}", node.root, settings)
+
+
+def write_rank(kind: str, folder: str, root: str, settings: Mapping[str, object]) -> str:
+    """The rank.sh of a job in that folder of a node: variables of templates/job/rank.sh, and then
+    that, which is the same for all jobs."""
+    scripts = os.path.dirname(assets.locate_agent(root))
+    alone = "a process of a batch job" if settings["batch"] else "a process without mpirun"
+    values = {
+        "job": folder,
+        "nodes": f"{folder}/nodes",
+        "scripts": scripts,
+        "kind": kind,
+        "numbers": NUMBERS[kind],
+        "alone": write_unset(alone) if kind == "once" else "",
+        "cgroups": CGROUPS,
+        **settings,
+    }
+    lines = [f"cctl_{name}={quote(str(value))}" for name, value in values.items()]
+    head = ("#!/bin/sh", "# shellcheck disable=SC1091,SC2016,SC2034")
+    return "\n".join([*head, *lines, f". {quote(scripts)}/rank.sh", ""])
 
 
 def _make_variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[str, str]:

@@ -222,7 +222,7 @@ def indices(text: str, option: str) -> tuple[str, ...]:
 
 
 PLACES = {"snapshot": '"$cctl_snapshot"', "folder": '"${cctl_snapshot%/*}"'}
-"""What may stand between braces, and what it is in templates/job/rank.sh.j2."""
+"""What may stand between braces, and what it is in templates/job/rank.sh."""
 SNAPSHOTS = ("*.pt", "*.pth", "*.ckpt", "*.safetensors")
 """Outputs that are taken for snapshots, by their names."""
 

@@ -196,8 +196,7 @@ def test_a_program_gets_its_own_option_for_the_snapshot(site: Staged, tmp_path: 
 def test_of_a_sweep_only_the_points_that_were_lost_run_again(site: Staged, tmp_path: Path) -> None:
     (tmp_path / "tree" / "program").write_text(
         "#!/bin/sh\n"
-        f"case $PWD in */worker-2/*) sleep 1; touch {tmp_path}/dead\n"
-        'kill -9 "$(cut -d " " -f 4 /proc/$PPID/stat)"; exit 1 ;; esac\n'
+        f"case $PWD in */worker-2/*) sleep 1; touch {tmp_path}/dead; sleep 3; exit 1 ;; esac\n"
         "echo $CLUSTERCTL_POINT\n"
     )
     ended, said, printed = run(site, tmp_path, "shrink", array="0-1", ranks=0)

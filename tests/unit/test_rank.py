@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from clusterctl.core import assets
+from clusterctl.jobs.submit import write_rank
 from tests.unit.scripts import (
     HOSTILE,
     PLAIN,
@@ -59,36 +61,40 @@ class Rank:
     words: tuple[str, ...] = ()
     """What a torchrun agent says to the wrapper that it starts."""
 
-    def __init__(self, folder: Path, script: str, env: dict[str, str], **values: Any) -> None:
-        self.folder, self.hostname = folder, values.get("hostname", HOSTNAME)
+    def __init__(
+        self, folder: Path, script: str, env: dict[str, str], kind: str = "rank", **values: Any
+    ) -> None:
+        self.folder, self.hostname = folder, values.get("host", HOSTNAME)
         (folder / "work" / "sub dir").mkdir(parents=True)
         (folder / "env").write_text(
             assets.render("job/env.j2", variables=sorted(env.items()), path="")
         )
-        text = assets.render(
-            "job/rank.sh.j2",
-            **{
-                "grace": 1,
-                "pass_signal": False,
-                "id": 7,
-                "node": "worker-1",
-                "folder": folder,
-                "hostname": HOSTNAME,
-                "working": "sub dir",
-                "program": ("/bin/sh", "-c", script, "name", *values.pop("args", ())),
-                "agent": "",
-                "cgroups": "/nowhere",
-                "device_env": {"GLOO_SOCKET_IFNAME": "$cctl_device"},
-                "line_buffered": False,
-                "points": False,
-                "once": False,
-                "system": "direct" if self.hostname else "slurm",
-                "gpu_variable": "",
-                "resume_args": "",
-                **values,
-            },
+        batch = "" if self.hostname else "yes"
+        settings = {
+            "grace": 1,
+            "node": "worker-1",
+            "host": HOSTNAME,
+            "batch": batch,
+            "tells": "" if batch or kind in ("agent", "point") else "yes",
+            "linger": batch,
+            "working": "sub dir",
+            "program": shlex.join(("/bin/sh", "-c", script, "name", *values.pop("args", ()))),
+            "starter": "",
+            "cgroups": "/nowhere",
+            "lines": "",
+            "resume": "",
+            "signals": "INT,QUIT",
+            "gpu": "",
+            "gpus": 0,
+            "free_port": folder.parent / "bin" / "free-port",
+            **values,
+        }
+        (folder / "rank.sh").write_text(write_rank(kind, str(folder), str(folder), settings))
+        named = {"points": kind == "point", "system": "slurm"}
+        device_env = {"GLOO_SOCKET_IFNAME": "$cctl_device"}
+        (folder / "surroundings").write_text(
+            assets.render("batch/surroundings.sh.j2", **named, device_env=device_env)
         )
-        (folder / "rank.sh").write_text(text)
         where = {"id": 7, "node": "worker-1", "folder": folder, "tag": self.tag}
         (folder / "tag").write_text(f"CLUSTERCTL_JOB={self.tag}")
         place_agent(folder)
@@ -98,6 +104,15 @@ class Rank:
     @property
     def tag(self) -> str:
         return f"{self.folder}/7;"
+
+    def use(self, shell: str | Path) -> None:
+        """As /bin/sh."""
+        self.shell = shell
+        fixed = assets.find_folder("templates") / "job" / "rank.sh"
+        (self.folder / "fixed.sh").write_text(fixed.read_text().replace("/bin/sh", str(shell)))
+        path = self.folder / "rank.sh"
+        settings = path.read_text().rpartition("\n. ")[0]
+        path.write_text(f"{settings}\n. {self.folder}/fixed.sh\n")
 
     def start(self, launcher: dict[str, str], **more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -148,7 +163,13 @@ class Rank:
 def test_a_rank_finds_itself(launcher: dict[str, str], name: str, tmp_path: Path) -> None:
     script = 'printf "%s\\n" "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE" "$PWD" "$MINE" "$@"'
     agent = "no" if launcher is TORCHRUN else ""
-    rank = Rank(tmp_path / name / "7", script, {"MINE": name}, args=(name, "", "b c"), agent=agent)
+    rank = Rank(
+        tmp_path / name / "7",
+        script,
+        {"MINE": name},
+        args=(name, "", "b c"),
+        kind="agent" if agent else "rank",
+    )
     rank.words = ("ranks", os.environ["PATH"]) if agent else ()
     assert rank.run(launcher) == (0, "")
     folder = (tmp_path / name / "7" / "work" / "sub dir").resolve()
@@ -173,7 +194,7 @@ def test_a_process_by_itself_is_no_rank(hostname: str, tmp_path: Path) -> None:
         server = {"PMIX_RANK": "0", "PMIX_SERVER_URI4": "x", "OMPI_MCA_pml": "ob1"}
         told = {**OMPI, "OMPI_COMM_WORLD_RANK": "0", "PRTE_LAUNCHED": "1", **server}
     env = {"OMPI_MCA_btl": "self"}
-    rank = Rank(tmp_path / "7", "", env, program=SEES, hostname=hostname, once=True)
+    rank = Rank(tmp_path / "7", "", env, program=shlex.join(SEES), host=hostname, kind="once")
     meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "1"}
     assert rank.run(told, **meets) == (0, "")
     seen = seen_by_program(rank.folder / "work" / "sub dir")
@@ -200,10 +221,14 @@ def test_no_variable_of_the_users_changes_what_the_wrapper_does(
     """Each of them reaches the program as it is, and the rank keeps its number, output and exit."""
     for shell in shells:
         folder = tmp_path / str(shell).strip("/").replace("/", "-") / "7"
-        rank = Rank(folder, "", HOSTILE, program=SEES, agent="no" if launcher is TORCHRUN else "")
-        text = (folder / "rank.sh").read_text()
-        (folder / "rank.sh").write_text(text.replace("/bin/sh", str(shell)))
-        rank.shell = shell
+        rank = Rank(
+            folder,
+            "",
+            HOSTILE,
+            program=shlex.join(SEES),
+            kind="agent" if launcher is TORCHRUN else "rank",
+        )
+        rank.use(shell)
         # An agent has the user's variables, but for those that would hurt its shell.
         inherited = {} if launcher is OMPI else {name: HOSTILE[name] for name in PLAIN}
         rank.words = ("ranks", os.environ["PATH"]) if launcher is TORCHRUN else ()
@@ -228,8 +253,8 @@ def test_a_wrapper_in_a_batch_job_leaves_inherited_variables_alone(
     }
     for shell in shells:
         folder = tmp_path / str(shell).strip("/").replace("/", "-") / "7"
-        rank = Rank(folder, "", {}, program=SEES, hostname="")
-        rank.shell = shell
+        rank = Rank(folder, "", {}, program=shlex.join(SEES), host="")
+        rank.use(shell)
         plain = {name: HOSTILE[name] for name in PLAIN}
         assert rank.run(SLURM, **plain, **functions) == (0, "")
         seen = seen_by_program(folder / "work" / "sub dir")
@@ -254,7 +279,7 @@ def test_exit_code(script: str, code: int, tmp_path: Path) -> None:
 
 
 def test_no_such_program(tmp_path: Path) -> None:
-    rank = Rank(tmp_path / "7", "", {}, program=("/nowhere/python", "x.py"))
+    rank = Rank(tmp_path / "7", "", {}, program="/nowhere/python x.py")
     assert rank.run(OMPI)[0] == 127
     assert "/nowhere/python" in rank.said(1, "err")
 
@@ -292,7 +317,9 @@ sys.exit(42)
 def test_a_rank_gets_sigterm_once_and_has_its_time(tmp_path: Path) -> None:
     """mpirun signals the group of what it has started, again and again, and kills it within
     seconds; the supervisor and the deadline of the node have reasons of their own."""
-    rank = Rank(tmp_path / "7", "", {}, program=(sys.executable, "-c", COUNTS), grace=30)
+    rank = Rank(
+        tmp_path / "7", "", {}, program=shlex.join((sys.executable, "-c", COUNTS)), grace=30
+    )
     process = rank.begin()
     out = rank.folder / "out"
     os.killpg(process.pid, signal.SIGTERM)
@@ -340,7 +367,7 @@ def test_each_program_of_a_rank_gets_sigterm_once(
     program = (sys.executable, "-c", FAMILY, "parent", manner, FAMILY)
     if shell:
         program = ("/bin/bash", "-c", 'trap : TERM; "$@"; wait', "sh", *program)
-    rank = Rank(tmp_path / "7", "", {}, program=program, grace=30)
+    rank = Rank(tmp_path / "7", "", {}, program=shlex.join(program), grace=30)
     process = rank.begin()
     rank.tell("ask", "9")
     process.communicate(timeout=20)
@@ -351,7 +378,13 @@ def test_a_shell_gets_sigterm_before_what_it_waits_for(tmp_path: Path) -> None:
     """The end of any of these would let it go on, to its own end."""
     script = "for _ in {1..15}; do sleep 60 & done; echo up; wait -n"
     trap = "trap 'echo saved; exit 42' TERM"
-    rank = Rank(tmp_path / "7", "", {}, program=("/bin/bash", "-c", f"{trap}; {script}"), grace=30)
+    rank = Rank(
+        tmp_path / "7",
+        "",
+        {},
+        program=shlex.join(("/bin/bash", "-c", f"{trap}; {script}")),
+        grace=30,
+    )
     process = rank.begin()
     rank.tell("ask", "9")
     process.communicate(timeout=20)
@@ -419,11 +452,12 @@ def test_no_signal_is_lost_while_the_program_starts(
 def test_in_a_batch_job_a_warned_rank_stays_until_all_have_ended(tmp_path: Path) -> None:
     """The first rank to end would take those with it that are still saving."""
     script = "trap 'kill $!; exit 42' TERM; echo up; sleep 60 & wait"
-    rank = Rank(tmp_path / "7", script, {}, hostname="", grace=60)
+    rank = Rank(tmp_path / "7", script, {}, host="", grace=60)
     process = rank.begin()
     out = rank.folder / "out"
-    process.terminate()  # Slurm signals all processes of a step
-    os.kill(int(rank.said(1, "pid")), signal.SIGTERM)
+    own = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in (process.pid, *own, rank.said(1, "pid")):  # Slurm: to all processes of a step
+        os.kill(int(pid), signal.SIGTERM)
     until((out / "rank-1.exit").exists)
     process.terminate()  # batch systems do that
     with pytest.raises(subprocess.TimeoutExpired):
@@ -455,7 +489,7 @@ def test_a_second_attempt_adds_to_the_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "launcher", "words"),
     [
-        ({"hostname": "another"}, OMPI, ["rank 1", "worker-1", HOSTNAME]),
+        ({"host": "another"}, OMPI, ["rank 1", "worker-1", HOSTNAME]),
         ({}, {}, ["no launcher"]),
         ({"working": "nowhere"}, OMPI, ["nowhere"]),
     ],
@@ -480,7 +514,13 @@ def test_the_agent_starts_the_ranks(tmp_path: Path) -> None:
     )
     torchrun.chmod(0o755)
     agent = f"'{torchrun}' --node-rank \"$OMPI_COMM_WORLD_RANK\" --no-python"
-    rank = Rank(tmp_path / "7", 'echo "rank $RANK of $WORLD_SIZE"', {"MINE": "x"}, agent=agent)
+    rank = Rank(
+        tmp_path / "7",
+        'echo "rank $RANK of $WORLD_SIZE"',
+        {"MINE": "x"},
+        kind="agent",
+        starter=agent,
+    )
     assert rank.run(OMPI)[0] == 0
     assert rank.said(5, "out") == "rank 5 of 8\n"
     said = (rank.folder / "out" / "agent-1.out").read_text()
@@ -491,7 +531,7 @@ def test_the_agent_starts_the_ranks(tmp_path: Path) -> None:
 def test_a_c_program_shows_its_lines_at_once(need: Callable[[str], str], tmp_path: Path) -> None:
     need("stdbuf")
     script = "{ echo now; sleep 60; } | exec tr a-z A-Z"  # tr buffers by the block
-    rank = Rank(tmp_path / "7", script, {}, line_buffered=True)
+    rank = Rank(tmp_path / "7", script, {}, lines="yes")
     process = rank.start({**OMPI, "CLUSTERCTL_JOB": "templates;"})
     out = rank.folder / "out" / "rank-1.out"
     until(lambda: out.exists() and out.read_text() == "NOW\n")
@@ -540,21 +580,27 @@ def test_a_container_that_started_again_restarted(tmp_path: Path) -> None:
     """Its kernel did not, so it has the same boot id; its first process is another one."""
     folder = tmp_path / "jobs" / "7"
     Rank(folder, "exit 3", {}).run(OMPI)
-    boot, first = (folder / "out" / "boot").read_text().split()
+    (folder / ".staged").touch()
+    assert "node restarted" not in processes(folder, "none;", "look")
+    boot, process = (folder / "out" / "boot").read_text().splitlines()
     assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    (folder / "out" / "boot").write_text(f"{boot} {int(first) + 1}\n")
+    name, fields = process.rpartition(")")[0], process.rpartition(")")[2].split()
+    fields[19] += "1"
+    (folder / "out" / "boot").write_text(f"{boot}\n{name}) {' '.join(fields)}\n")
     assert "node restarted" in processes(folder, "none;", "look")
 
 
 def test_a_point_gets_a_gpu_that_no_other_job_has(tmp_path: Path) -> None:
     """Those of ranks are the first ones. Where each is taken, a point has that of its slot."""
     (tmp_path / "free-port").write_text("echo 1\n")
-    gpus = {"gpu_variable": "CUDA_VISIBLE_DEVICES", "gpus": 2, "root": str(tmp_path)}
+    gpus = {"gpu_variable": "CUDA_VISIBLE_DEVICES", "gpus": 2, "gpu": tmp_path / "gpu"}
     script = 'echo "$CUDA_VISIBLE_DEVICES" >>"$0.gpu"; cat "$0.go"'
 
     def begin(name: str, *, point: bool) -> subprocess.Popen[bytes]:
         folder = tmp_path / name
-        job = Rank(folder, script.replace("$0", str(folder)), {}, **gpus, points=point)
+        job = Rank(
+            folder, script.replace("$0", str(folder)), {}, "point" if point else "rank", **gpus
+        )
         os.mkfifo(f"{folder}.go")
         (folder / "point").touch()
         job.words = (name, "0") if point else ()

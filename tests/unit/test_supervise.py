@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,11 +58,13 @@ def test_the_first_rank_that_failed_is_named(site: Site) -> None:
 
 def test_of_nodes_with_different_clocks_the_earliest_failure_counts(site: Site) -> None:
     """The clock of worker-1 is an hour ahead, for its ranks and for who asks it."""
-    ahead = "date -d '1 hour' "
+    later = """eval "$(sed 's/[$](date /&-d "1 hour" /' """
     site.connect()
     site.alter("import time; now = time.time; time.time = lambda: now() + 3600", "worker-1")
     site.change = lambda text: (
-        text.replace("$(date ", f"$({ahead}") if "on worker-1: finds" in text else text
+        re.sub(r"(?m)^\. (.*/rank\.sh)$", later + r'\1)"', text)
+        if "cctl_node=worker-1\n" in text
+        else text
     )
     job = site.ended(site.submit(1, "exit $((RANK + 3))", "rank 0; sleep 0.05; rank 1; exit 1"))
     assert job.failure is not None

@@ -184,12 +184,15 @@ def scripts(where: Cluster, **changes: object) -> dict[str, dict[str, tuple[str,
 def test_a_point_is_told_its_gpu() -> None:
     gpus = {"gpus": ("Tesla T4",) * 2}
     where = cluster(node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11", **gpus))
-    assert "export CUDA_VISIBLE_DEVICES=" in scripts(where, array="0-9")["worker-1"]["rank.sh"][0]
+    assert (
+        "cctl_gpu_variable=CUDA_VISIBLE_DEVICES"
+        in scripts(where, array="0-9")["worker-1"]["rank.sh"][0]
+    )
     amd = replace(where.node("worker-1"), accelerator=Accelerator.AMD)
     text = scripts(replace(where, nodes=(where.launcher, amd)), array="0-9")["worker-1"]["rank.sh"][
         0
     ]
-    assert "export HIP_VISIBLE_DEVICES=" in text
+    assert "cctl_gpu_variable=HIP_VISIBLE_DEVICES" in text
 
 
 def test_where_ranks_meet_is_no_matter_of_the_job() -> None:

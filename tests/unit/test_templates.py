@@ -105,4 +105,4 @@ def test_scripts_please_shellcheck(need: Callable[[str], str], tmp_path: Path) -
 
 def test_an_undefined_name_is_an_error() -> None:
     with pytest.raises(Exception, match="undefined"):
-        assets.render("job/rank.sh.j2", folder="/")
+        assets.render("job/launch.sh.j2", folder="/")
