@@ -4,7 +4,8 @@
 
 Everything is compared within one run, on one machine: variants take turns, the median counts.
 Rows hold what was measured, what it was measured against, and the limit that we set ourselves; the
-exit code is 1 if one is over its limit. Needs the extras `workloads`; about two minutes.
+exit code is 1 if one is over its limit. Needs the extras `workloads`, root, and clush (in Debian's
+clustershell); about four minutes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import platform
 import resource
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -38,6 +40,8 @@ HERE = Path(__file__).resolve().parent
 WORKLOADS = HERE.parent / "workloads"
 PYTHON = sys.executable
 CTL = [PYTHON, "-m", "clusterctl"]
+FILES, SIZE = 200, 500_000
+"""Of a tree and of a data set, in bytes."""
 BARE_TYPER = """
 import typer
 app = typer.Typer(
@@ -85,7 +89,8 @@ def main() -> int:
         Path("bare.py").write_text(BARE_TYPER)
         start, rows = start_up()
         try:
-            rows += [watch_output(), *eight_nodes(start), *two_nodes(start)]
+            rows += [watch_output(), *eight_nodes(start), *trees_and_data(), many_nodes()]
+            rows += two_nodes(start)
         finally:
             subprocess.run([*CTL, "down", "--force", "--quiet"], check=True)
     report = {
@@ -167,6 +172,66 @@ def eight_nodes(start: float) -> list[Row]:
     return [
         in_starts("9 nodes started", create, start, 10, ", 8 workers"),
         in_starts("up complete, mesh checked", whole, start, 45, ", 8 workers"),
+    ]
+
+
+def many_nodes() -> Row:
+    began = time.monotonic()
+    quiet([*CTL, "up", "--workers", "64", "--quiet"])
+    seconds = time.monotonic() - began
+    quiet([*CTL, "down", "--quiet"])
+    return Row("up of 64 workers", seconds, "s", 6, "mesh checked")
+
+
+def trees_and_data() -> list[Row]:
+    """100 MB for eight nodes: seconds, and bytes that leave this machine."""
+    quiet([*CTL, "up", "--workers", "8", "--quiet"])
+    home, names = find_home().path, ("empty", "tree", "set", "copied")
+    empty, tree, data, copied = folders = [Path(name).absolute() for name in names]
+    address = Store(find_home()).read_cluster("default").workers[0].address
+    route = json.loads(subprocess.check_output(["ip", "-j", "route", "get", address]))
+    device = Path("/sys/class/net", route[0]["dev"], "statistics/tx_bytes")
+    copy = ["clush", "-f", "64", "-o", "-F config", "-w", "worker-[1-8]", "--copy", str(data)]
+    taken: dict[str, list[float]] = {}
+    sent: dict[str, list[int]] = {}
+
+    def measure(what: str, folder: Path, *argv: str) -> None:
+        before, began = int(device.read_text()), time.monotonic()
+        subprocess.run(argv, check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        taken.setdefault(what, []).append(time.monotonic() - began)
+        sent.setdefault(what, []).append(int(device.read_text()) - before)
+
+    for number in range(3):
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        for file in range(FILES):
+            for folder in (tree, data):
+                (folder / f"{file}.bin").write_bytes(os.urandom(SIZE))
+        for folder in (empty, tree):
+            (folder / "hi.py").write_text(f"print('hi', {number})\n")
+        run = [*CTL, "run", "--quiet", "hi.py"]
+        measure("empty", empty, *run)
+        measure("first", tree, *run)
+        (tree / "hi.py").write_text(f"print('hi again', {number})\n")
+        measure("changed", tree, *run)
+        measure("push", data.parent, *CTL, "data", "push", "--quiet", "./set")
+        measure("push again", data.parent, *CTL, "data", "push", "--quiet", "./set")
+        measure("clush", home / "clusters/default/ssh", *copy, "--dest", f"{copied}/")
+    quiet([*CTL, "down", "--discard", "--yes", "--force", "--quiet"])
+    seconds = {what: statistics.median(values) for what, values in taken.items()}
+    extra = statistics.median(sent["changed"]) - statistics.median(sent["empty"])
+    first, changed = (seconds[what] - seconds["empty"] for what in ("first", "changed"))
+    clush = seconds["clush"]
+    against = f"÷ clush --copy, {clush:.1f} s"
+    small = "beyond the same of an empty tree"
+    return [
+        Row("first run of a tree of 100 MB, added", first / clush, "x", 1.5, against),
+        Row("run with one of its files changed, added", changed, "s", 0.3, small),
+        Row("sent then", extra / 1000, "kB", 200, small),
+        Row("first push of 100 MB", seconds["push"] / clush, "x", 1.1, against),
+        Row("sent then", statistics.median(sent["push"]) / FILES / SIZE, "x", 1.05, "÷ its size"),
+        Row("push of what is there", seconds["push again"], "s", 0.6, "8 workers, 100 MB"),
     ]
 
 
