@@ -28,7 +28,7 @@ from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
 from clusterctl.jobs import submit
-from clusterctl.jobs.fetch import persist_each, put_folder, render_paths
+from clusterctl.jobs.fetch import persist_each, render_paths
 from clusterctl.project.contents import read_folder
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
@@ -214,8 +214,8 @@ def copy(
         if submit.may_spread(missing):
             return _copy_to_stores(source, missing, name, mark, pool, store.home, report)
         got = [] if have else [nodes[0]]
-        for node in got:
-            _put(source, node, name, mark, pool, report)
+        if got:
+            _copy_to_stores(source, got, name, mark, pool, store.home, report)
         missing = [node for node in missing if node not in got]
         found = [(path, path.lstat()) for path in sorted(source.rglob("*"))]
         found = [(path, it) for path, it in found if stat.S_IFMT(it.st_mode) in _SENT]
@@ -315,19 +315,6 @@ def _find_holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> li
     found = pool.run(asked, timeout=30) if asked else ()
     have = {result.node for result in found if result.text.strip() == mark}
     return [node for node in nodes if node.name in have]
-
-
-def _put(source: Path, node: Node, name: str, mark: str, pool: Pool, report: Reporter) -> None:
-    """From this machine. The mark goes first and comes last: what is half there has none."""
-    report(f"copying {name} to {node.name}")
-    transport, complete = pool.find_transport(node.name), _quote(node, f".{name}.complete")
-    target = f"{node.root}/data/{name}"
-    result = transport.run(f"rm -f {complete}", timeout=30)
-    if result.ok:
-        result = put_folder(transport, source, target, timeout=PUSH_TIMEOUT, report=report)
-    require_copied([result], name)
-    if mark:
-        _mark_complete([node], name, mark, pool, report)
 
 
 def _spread(
@@ -492,7 +479,7 @@ def _copy_to_nodes(
                 require_copied(
                     pool.run({first.name: f"rm -rf {_quote(first, name)}"}, timeout=60), name
                 )
-                _put(root / name, first, name, "", pool, report)
+                _copy_to_stores(root / name, [first], name, "", pool, store.home, report)
         mark, size = _make_mark(listing), sum(size for _, size, _ in listing)
         _mark_complete([first], name, mark, pool, report)
         have = _find_holders(others, name, mark, pool)

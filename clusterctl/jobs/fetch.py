@@ -35,7 +35,7 @@ from clusterctl.jobs.submit import list_rank_nodes, locate_folder
 from clusterctl.project import tree
 from clusterctl.state.files import explain_write_errors, make_private, write_atomic
 from clusterctl.state.home import Home
-from clusterctl.transport import copying, protocol
+from clusterctl.transport import copying
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Transport
 from clusterctl.transport.ssh import CONNECT_LIMIT
@@ -374,38 +374,6 @@ def _connect(transport: Transport) -> bool:
             if limit.left < PAUSE:
                 return False
             time.sleep(PAUSE)
-
-
-def put_folder(
-    transport: Transport,
-    source: Path,
-    target: str,
-    *,
-    timeout: float,
-    report: Reporter = lambda line: None,
-) -> NodeResult:
-    """As `Transport.put`; after a loss of the connection, the files that came whole are not sent
-    again."""
-
-    def attempt(number: int) -> NodeResult:
-        there = _list_whole(transport, source, target) if number else ()
-        return transport.put(source, target, timeout=timeout, without=there)
-
-    return persist(transport, attempt, report)
-
-
-def _list_whole(transport: Transport, source: Path, target: str) -> Sequence[str]:
-    """The files of a folder that have their size and time there, too. A file gets its time when it
-    is complete."""
-    command = f"cd {protocol.quote_path(target)} && find . -type f -printf '%s %T@ %P\\0'"
-    found = []
-    for item in transport.run(command, timeout=LIST_TIMEOUT).stdout.split(b"\0")[:-1]:
-        size, modified, path = os.fsdecode(item).split(" ", 2)
-        with suppress(OSError, ValueError):
-            here = os.lstat(source / path)
-            if (int(size), int(float(modified))) == (here.st_size, int(here.st_mtime)):
-                found.append(path)
-    return found
 
 
 def get_linked(

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -187,9 +187,7 @@ _CHANGED = ("file changed as we read it", "File removed before we read it")
 """What GNU tar complains about, with exit code 1, when a job still writes."""
 
 
-def put(
-    start: StartCommand, source: Path, target: str, without: Collection[str] = ()
-) -> NodeResult:
+def put(start: StartCommand, source: Path, target: str) -> NodeResult:
     """Raises FAILURES."""
     mark = ".clusterctl-" + secrets.token_hex(8)
     values = {"target": protocol.quote_path(target), "mark": mark}
@@ -197,7 +195,7 @@ def put(
         values["mode"] = f"{source.stat().st_mode & 0o777:o}"
         if source.is_dir():
             command = render("transport/put_folder.sh.j2", **values)
-            send = partial(_send_folder, source, without, mark)
+            send = partial(_send_folder, source, mark)
             return _send(start, command, _measure_size(source), send)
         if not source.is_file():
             raise Failure(f"{source} is neither a file nor a folder")
@@ -250,14 +248,7 @@ def _send_file(file: BinaryIO, size: int, session: Session, copy: Copy) -> None:
         size -= len(data)
 
 
-def _send_folder(
-    source: Path, without: Collection[str], mark: str, session: Session, copy: Copy
-) -> None:
-    there = {f"./{path}" for path in without}
-
-    def choose(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if member.isreg() and member.name in there else _make_plain(member)
-
+def _send_folder(source: Path, mark: str, session: Session, copy: Copy) -> None:
     try:
         with tarfile.open(
             fileobj=cast(BinaryIO, _Stream(session, copy)),
@@ -268,7 +259,7 @@ def _send_folder(
             errors="surrogateescape",
         ) as archive:
             for entry in sorted(os.listdir(source)):
-                archive.add(source / entry, "./" + entry, filter=choose)
+                archive.add(source / entry, "./" + entry, filter=_make_plain)
             archive.addfile(tarfile.TarInfo(mark))
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:

@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -55,9 +55,7 @@ class LocalTransport:
     def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
         return LocalChannel(command)
 
-    def put(
-        self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
-    ) -> NodeResult:
+    def put(self, source: Path, target: str, *, timeout: float) -> NodeResult:
         return self._copy(source, Path(target), timeout)
 
     def get(

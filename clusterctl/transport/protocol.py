@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -82,14 +82,11 @@ class Transport(Protocol):
     def open(self, command: str, *, timeout: float = 30.0) -> Channel:
         """Starts `command` (POSIX sh) and returns its channel."""
 
-    def put(
-        self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
-    ) -> NodeResult:
+    def put(self, source: Path, target: str, *, timeout: float) -> NodeResult:
         """Copies a file, or a folder with all that is in it, to the path `target` on the node.
 
         Missing parent folders are made. A file appears at once and whole; a folder is merged into
-        one that is there, less the files `without`, by their paths in it. What failed is said in
-        `error`.
+        one that is there. What failed is said in `error`.
         """
 
     def get(

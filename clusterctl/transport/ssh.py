@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -85,10 +85,8 @@ class SshTransport:
         except (diagnosis.Failure, OSError) as error:
             raise self._target.make_error(diagnosis.describe_failure(error, timeout)) from error
 
-    def put(
-        self, source: Path, target: str, *, timeout: float, without: Collection[str] = ()
-    ) -> NodeResult:
-        return self._run_action(lambda start: copying.put(start, source, target, without), timeout)
+    def put(self, source: Path, target: str, *, timeout: float) -> NodeResult:
+        return self._run_action(lambda start: copying.put(start, source, target), timeout)
 
     def get(
         self, source: str, target: Path, *, timeout: float, begun: Path | None = None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.fetch import get_linked, put_folder
+from clusterctl.jobs.fetch import get_linked
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd
@@ -307,37 +307,6 @@ def cut_when(relay: Relay, ready: Callable[[], bool]) -> threading.Thread:
     thread = threading.Thread(target=watch)
     thread.start()
     return thread
-
-
-def test_a_folder_is_sent_on_after_its_connection_was_lost(
-    relayed: SshTransport, relay: Relay, tmp_path: Path
-) -> None:
-    """What was there whole is not sent again, and what was half there is whole afterwards."""
-    source, there = tmp_path / "source", tmp_path / "there"
-    source.mkdir()
-    (source / "a").write_bytes(os.urandom(70_000))
-    with (source / "b").open("wb") as file:
-        file.truncate(100 << 20)
-    first: list[int] = []
-
-    def ready() -> bool:
-        if not (there / "b").exists() or not (there / "b").stat().st_size:
-            return False
-        first.append((there / "a").stat().st_ino)
-        return True
-
-    relayed.connect(10)
-    thread = cut_when(relay, ready)
-    told: list[str] = []
-    result = put_folder(relayed, source, str(there), timeout=200, report=told.append)
-    thread.join()
-    assert result.ok, result
-    assert len(told) == 1
-    assert told[0].startswith("lost the connection to ")
-    assert (there / "a").stat().st_ino == first[0]
-    assert (there / "a").read_bytes() == (source / "a").read_bytes()
-    assert (there / "b").stat().st_size == 100 << 20
-    assert sorted(os.listdir(there)) == ["a", "b"]
 
 
 def test_the_files_that_came_whole_stay(
