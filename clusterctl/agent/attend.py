@@ -50,7 +50,7 @@ class Attendant:
         if not os.path.isdir(os.path.join(self._job, "out")):
             if verb in ("end", "again"):
                 self._processes.end(0)
-            return [("survivors", str(len(processes.list_living(self._tag))))]
+            return [("survivors", len(processes.list_living(self._tag)))]
         if verb == "ask":
             self._processes.ask(args[0])
             return []
@@ -63,7 +63,7 @@ class Attendant:
         if verb == "meet":
             return []
         if verb == "port":
-            return [("port", str(find_port()))]
+            return [("port", find_port())]
         if verb in ("cut", "own", "choice"):
             return [(verb, *fact) for fact in self._look_for_snapshots(verb, *args)]
         if verb == "tend":
@@ -111,7 +111,7 @@ class Attendant:
         starts = [processes.read(os.path.join(out, name)) for name in names]
         if not starts:
             return []
-        return [("written", str(hash_of(sizes)), str(hash_of(starts)))]
+        return [("written", hash_of(sizes), hash_of(starts))]
 
     def _shorten(self, most: int, least: int) -> None:
         """Frees what the last look has announced of output files that have become too long: who

@@ -7,7 +7,9 @@ connection are the same version of this program. Files outlive it: they name the
 """
 
 import json
+import re
 import signal
+import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 VERSION = 1
@@ -180,9 +182,91 @@ class JobPlan(NamedTuple):
 
 
 # -------------------------------------------------------------------------------------------------
-# What a supervisor asks a node, and what that answers.
+# Words. Of a job, nodes answer with facts, ranks say some through mpirun, and whoever runs it
+# appends lines to the file `state` in its folder: a word, the time in seconds since the epoch by
+# the clock there, and what belongs to it. Nobody of them judges: clusterctl/batch/verdict.py does.
 
-Fact = Tuple[str, ...]
+Vocabulary = Dict[str, Tuple[Callable[[str], Any], ...]]
+Fact = Tuple[Any, ...]
+
+
+def _read_count(text: str) -> int:
+    return -1 if text == "?" else int(text)
+
+
+FACTS: Vocabulary = {
+    "survivors": (int,),  # processes of the job that are there
+    "full": (),  # its disk is
+    "node": (str,),  # what has come over it
+    "started": (int,),  # a rank was
+    "exit": (int, int, float, int),  # rank, code, when, attempt
+    "oom": (int, int),  # rank, attempt: memory ran out, and the kernel killed a process there
+    "told": (int, int),  # rank, attempt: it was told to end before it did
+    "alone": (int, str),  # rank, digest of its arguments: it used torch, and has joined no other
+}
+"""What a node answers of a job: of its ranks what `out/rank-N.WORD` has. The answers to further
+questions begin with the question."""
+
+SENT: Vocabulary = {"start": (int, int), "exit": FACTS["exit"], "alone": (int, str, int)}
+"""What a rank says through mpirun, behind `clusterctl:`. Rank and attempt are first and last."""
+
+STATE: Vocabulary = {  # a line counts for the attempt before it
+    "queued": (),  # it waits for its turn, or is back in the queue
+    "running": (int,),  # this attempt starts
+    "placed": (str,),  # NODE:RANKS,… in rank order (batch systems: nobody knew before)
+    "stop": (str,),  # its ranks are told to end, for one of verdict.CAUSES
+    "hung": (float,),  # its ranks are ended, for none has written anything for so many seconds
+    "stack": (int, str),  # where a rank stood then: a note (see core/stacks.py)
+    "launcher": (int,),  # mpirun or srun has ended with this code
+    "daemon": (str,),  # mpirun has lost its daemon on that node
+    "first": (int, int),  # rank, code: whose end mpirun gives as its reason: a rank's, a torchrun's
+    "away": (str,),  # the node does not answer now; it may later
+    "started": (int,),  # so many ranks were
+    "exit": (int, int, int),  # rank or point of a sweep, code, attempt
+    # Node, seconds that its clock, by which `exit` has the time, was ahead of the launcher's, give
+    # or take so many.
+    "clock": (str, float, float),
+    "point": (int, str),  # a point of a sweep was given to that node
+    # Node, processes that were left there at last; `?`: it did not answer, and what ssh ended with,
+    # and its last line.
+    "survivors": (str, _read_count, int, str),
+    "full": (str,),  # the node's disk is
+    "oom": (int, int),
+    "told": (int, int),
+    "alone": (int, str),  # as above
+    "node": (str, str),  # a node, and one of verdict.EVENTS, which has come over it
+    "dead": (),  # the supervisor is gone, and nobody else writes anything
+    "absent": (),  # there is no such file: the job was never handed in, or the launcher made anew
+    "ended": (),  # nothing more will happen (`survivors` may follow)
+}
+
+
+def read_fact(words: Sequence[str], known: Vocabulary = FACTS) -> Fact:
+    """Raises ValueError where words are missing: a full disk may have cut them off."""
+    word, *said = words
+    if len(said) != len(known[word]):
+        raise ValueError(f"{words}: that is not all")
+    return (word, *(kind(text) for kind, text in zip(known[word], said)))
+
+
+def write_line(word: str, when: object, *said: object) -> str:
+    """Of `state`. `when`: a number, or as it is to stand there; None: now."""
+    at = when if isinstance(when, str) else f"{time.time() if when is None else when:.9f}"
+    if len(said) > len(STATE[word]):
+        raise ValueError(f"{word}: that is too much")
+    return " ".join([word, at, *map(str, said)])
+
+
+def read_line(line: str) -> Tuple[str, float, List[Any]]:
+    """The word, when, and what belongs to it, as far as it is there. The last text may have blanks.
+    Raises LookupError or ValueError for a line that means nothing."""
+    kinds = STATE[line.split(None, 1)[0]]
+    word, at, *said = line.split(None, len(kinds) + 1)
+    return word, float(at), [kind(text) for kind, text in zip(kinds, said)]
+
+
+# -------------------------------------------------------------------------------------------------
+# What a supervisor asks a node, and what that answers.
 
 
 class Reply(NamedTuple):
@@ -191,6 +275,41 @@ class Reply(NamedTuple):
     began: float
     ended: float
     facts: Sequence[Fact]
+
+
+class FollowQuestion(NamedTuple):
+    """What `watch` is asked. `known`: offsets by name of file, as far as they were not said before;
+    `seconds`: to wait for news; `most`: bytes of them to send."""
+
+    known: Dict[str, int]
+    seconds: float
+    most: int
+
+
+class FileHeader(NamedTuple):
+    """Before so many bytes of a file, from `start` on, of which there are `size` by now."""
+
+    name: str
+    start: int
+    length: int
+    size: int
+
+
+ABANDONED, END = b"D", b"E"
+"""Lines in an answer: the job's supervisor is dead; that was all."""
+_HEADER = re.compile(rb"F (\S+) (\d{1,18}) (\d{1,18}) (\d{1,18})")
+
+
+def pack_header(header: FileHeader) -> bytes:
+    return "F {} {} {} {}\n".format(*header).encode()
+
+
+def read_header(line: bytes) -> Optional[FileHeader]:
+    """None for any other line."""
+    match = _HEADER.fullmatch(line)
+    if match is None:
+        return None
+    return FileHeader(match.group(1).decode(errors="replace"), *map(int, match.groups()[1:]))
 
 
 class SnapshotWish(NamedTuple):

@@ -11,7 +11,9 @@ import os
 import re
 import signal
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set
+
+from . import messages
 
 LOOK = 0.1
 """Seconds between two looks whether processes have ended: less at first."""
@@ -20,8 +22,6 @@ NOTING = 0.3
 SHELL = re.compile(r"(^|[/-])(ba|da|a|z|k|mk|c|tc|fi)?sh$")
 TRAP = 5.0
 """Seconds for a wrapper to come to its trap."""
-RANK_FACTS = {"oom": 1, "told": 1, "alone": 1, "started": 0, "exit": 3}
-"""What there is to say of a rank: so many words. A file that a full disk has cut says nothing."""
 CATCHES_TERM = 1 << (signal.SIGTERM - 1)
 
 
@@ -277,9 +277,9 @@ class Processes:
 
     # ------------------------------------------------------------------------ what there is to say
 
-    def look(self) -> Iterator[Tuple[str, ...]]:
+    def look(self) -> Iterator[messages.Fact]:
         """Facts about this node, as `supervise` takes them: a word, and what belongs to it."""
-        yield "survivors", str(len(list_living(self._tag)))
+        yield "survivors", len(list_living(self._tag))
         try:
             disk = os.statvfs(self._job)
             if disk.f_bavail * disk.f_frsize < 65536:
@@ -297,18 +297,18 @@ class Processes:
             names = sorted(os.listdir(self._out))
         except OSError:
             return
-        for fact, count in RANK_FACTS.items():
-            suffix = "." + ("pid" if fact == "started" else fact)
+        for word in ("oom", "told", "alone", "started", "exit"):
+            suffix = "." + ("pid" if word == "started" else word)
             for name in names:
                 rank = name[len("rank-") : -len(suffix)]
                 if name != f"rank-{rank}{suffix}":
                     continue
-                if fact == "alone" and os.path.exists(self._locate(rank, "met")):
+                if word == "alone" and os.path.exists(self._locate(rank, "met")):
                     continue
                 path = os.path.join(self._out, name)
-                said = () if fact == "started" else tuple(read(path).decode().split())
-                if len(said) == count:
-                    yield (fact, rank, *said)
+                said = [] if word == "started" else read(path).decode().split()
+                with contextlib.suppress(ValueError):
+                    yield messages.read_fact([word, rank, *said])
 
     def _locate(self, rank: str, suffix: str) -> str:
         return os.path.join(self._out, f"rank-{rank}.{suffix}")

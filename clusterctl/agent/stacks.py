@@ -28,7 +28,7 @@ class FirstProcess(NamedTuple):
     is_python: bool
 
 
-def list_stacks(job: str, tag: str) -> Iterator[Tuple[str, str, str]]:
+def list_stacks(job: str, tag: str) -> Iterator[Tuple[str, int, str]]:
     """("stack", rank, note) for each. A note is compressed: clusterctl/core/stacks.py reads it."""
     with open(os.path.join(job, SETTINGS)) as file:
         settings = json.load(file)
@@ -49,7 +49,7 @@ def list_stacks(job: str, tag: str) -> Iterator[Tuple[str, str, str]]:
             text += _read_dump(os.path.join(scratch, rank))
             note = base64.b64encode(gzip.compress(text, 9)).decode()
             if len(note) <= settings["largest"]:
-                yield "stack", rank, note
+                yield "stack", int(rank), note
 
 
 def find_ranks(job: str, tag: str) -> Dict[str, FirstProcess]:

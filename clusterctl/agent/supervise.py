@@ -23,6 +23,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optio
 
 from . import attend, messages, processes
 from .attend import NodeAnswer
+from .messages import Fact
 
 PATIENCE = 0.5
 """Seconds for which a question waits for the answer to another one on the same connection."""
@@ -95,34 +96,27 @@ class State:
         self._path = os.path.join(job, "state")
         self._lock = threading.Lock()
 
-    def note(self, *lines: Sequence[object]) -> None:
-        """Each: a word, the time in seconds since the epoch (None: now), what belongs to it."""
-        text = "".join(
-            "{} {}\n".format(word, " ".join([_say_time(when), *map(str, rest)]))
-            for word, when, *rest in lines
-        )
+    def note(self, *lines: Tuple[Any, ...]) -> None:
+        """Each as `messages.write_line` takes it."""
+        text = "".join(messages.write_line(*line) + "\n" for line in lines)
         with self._lock, contextlib.suppress(OSError), open(self._path, "a") as file:
             file.write(text)  # where the disk is full, nothing can be done
             file.flush()
             os.fsync(file.fileno())
 
 
-def _say_time(when: object) -> str:
-    return when if isinstance(when, str) else f"{time.time() if when is None else when:.9f}"
-
-
 class Ranks:
     """What the nodes have answered about the ranks of an attempt."""
 
-    def __init__(self, answers: Dict[str, NodeAnswer], sent: Dict[str, Tuple[str, ...]]) -> None:
+    def __init__(self, answers: Dict[str, NodeAnswer], sent: Dict[int, Fact]) -> None:
         self.answers, self._sent = answers, sent
 
-    def list_facts(self, word: str) -> List[Tuple[str, ...]]:
+    def list_facts(self, word: str) -> List[Fact]:
         return [
             fact[1:] for answer in self.answers.values() for fact in answer.facts if fact[0] == word
         ]
 
-    def list_exits(self) -> List[Tuple[str, ...]]:
+    def list_exits(self) -> List[Fact]:
         """(rank, code, time, attempt). Those that nodes which do not answer have sent through
         mpirun are among them."""
         found = self.list_facts("exit")
@@ -133,10 +127,8 @@ class Ranks:
         """Whether all have ended with 0, none because it was told to end, as mpirun tells them, and
         says 0 itself, after MPI_Abort(comm, 0). The launcher's own code does not decide: it may be
         0 after a node was lost, and another one where only connections were lost."""
-        good = sum(code == "0" and mine == str(attempt) for _, code, _, mine in self.list_exits())
-        return good >= count and not any(
-            mine == str(attempt) for _, mine in self.list_facts("told")
-        )
+        good = sum(code == 0 and mine == attempt for _, code, _, mine in self.list_exits())
+        return good >= count and not any(mine == attempt for _, mine in self.list_facts("told"))
 
     def list_silent(self) -> List[str]:
         return [name for name, answer in self.answers.items() if answer.code is not None]
@@ -144,7 +136,7 @@ class Ranks:
     def list_left(self) -> Dict[str, int]:
         """By node that has answered: how many processes are left there."""
         return {
-            name: int(fact[1])
+            name: fact[1]
             for name, answer in self.answers.items()
             for fact in answer.facts
             if fact[0] == "survivors"
@@ -184,7 +176,7 @@ class Supervisor:
             return attend.Here(node.folder, self._plan.tag)
         # A machine that was made anew has neither the agent nor processes of the job.
         script = shlex.quote(node.folder + "/agent.sh")
-        nothing = messages.MARK + messages.pack(0, 0, [["survivors", "0"]])
+        nothing = messages.MARK + messages.pack(0, 0, [["survivors", 0]])
         command = (  # without `!`, for which clusterctl-ssh would start some programs
             f"if [ -e {script} ]; then exec /bin/sh {script} attend; fi;"
             f" while read -r _; do echo {shlex.quote(nothing.decode().strip())}; done"
@@ -259,20 +251,18 @@ class Supervisor:
     def _meet(self, name: str) -> None:
         self._ask_node(name, self._plan.answer_limit, "meet")
 
-    def _read_sent(self, word: str) -> Dict[str, Tuple[str, ...]]:
+    def _read_sent(self, word: str) -> Dict[int, Fact]:
         """What ranks have said through mpirun, of the present attempt: it outlives their nodes. By
         rank."""
-        found: Dict[str, Tuple[str, ...]] = {}
-        for line in (
-            processes.read(self._locate("mpirun.out")).decode(errors="replace").splitlines()
-        ):
-            parts = line.split()
-            if (
-                parts[:2] == ["clusterctl:", word]
-                and parts[-1] == str(self._attempt)
-                and len(parts) > 3
-            ):
-                found.setdefault(parts[2], tuple(parts[2:]))
+        found: Dict[int, Fact] = {}
+        said = processes.read(self._locate("mpirun.out")).decode(errors="replace")
+        for line in said.splitlines():
+            mark, *words = line.split() or [""]
+            if mark == "clusterctl:" and words[:1] == [word]:
+                with contextlib.suppress(ValueError):
+                    _, rank, *rest = messages.read_fact(words, messages.SENT)
+                    if rest[-1] == self._attempt:
+                        found.setdefault(rank, (rank, *rest))
         return found
 
     # ------------------------------------------------------------------------------ its turn
@@ -471,7 +461,7 @@ class Supervisor:
         port = processes.read(self._locate("port")).decode().strip()
         if self._waited or self._attempt > 1 or not port:
             answer = self._ask_node(self._plan.holders[0].name, self._plan.answer_limit, "port")
-            port = answer.facts[0][1] if answer.count("port") else ""
+            port = str(answer.facts[0][1]) if answer.count("port") else ""
         return port
 
     def _await_child(self) -> None:
@@ -606,7 +596,7 @@ class Supervisor:
                 continue
             ranks = self._ask("tend", self._plan.output, self._plan.least_output)
             self._note_away(ranks)
-            ended = [fact for fact in ranks.list_exits() if fact[3] == str(self._attempt)]
+            ended = [fact for fact in ranks.list_exits() if fact[3] == self._attempt]
             if len(ended) < self._plan.ranks or self._over.wait(self._plan.confirm):
                 continue
             if child is self._child and child.poll() is None:
@@ -636,7 +626,7 @@ class Supervisor:
         does not answer has nothing new. A look that takes far longer than it may says that this
         machine was asleep, and ranks may have been, too: that is no silence of theirs."""
         plan = self._plan
-        known: Dict[str, Tuple[str, ...]] = {}
+        known: Dict[str, Fact] = {}
         ended: List[str] = []
         looked = since = time.monotonic()
 
@@ -753,7 +743,7 @@ class Supervisor:
             self._complain(f"the snapshot could not be copied to {names}")
         return not unsent
 
-    def _list_facts(self, name: str, verb: str, *args: object) -> List[Tuple[str, ...]]:
+    def _list_facts(self, name: str, verb: str, *args: object) -> List[Fact]:
         answer = self._ask_node(name, self._plan.resume_limit, verb, *args)
         return [fact[1:] for fact in answer.facts if fact[0] == verb]
 
@@ -878,7 +868,7 @@ class Supervisor:
         started = max(len(ranks.list_facts("started")), len(self._read_sent("start")))
         lines.append(("started", None, started))
         if any(
-            code != "0" for _, code, _, _ in exits
+            code != 0 for _, code, _, _ in exits
         ):  # only then does it matter whose clock is how late
             for name, answer in ranks.answers.items():
                 if answer.code is None and answer.began:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import outputs, processes
+from . import messages, outputs, processes
 from .messages import TaskPlan
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
@@ -46,15 +46,16 @@ def list_facts(notes: Notes, ended: str = "") -> List[str]:
     if not notes.began:
         return []
     began = min((words[0] for words in notes.began.values()), key=float)
-    lines = [f"running {began} 1"]
-    lines += [f"point {words[0]} {point} {words[1]}" for point, words in notes.began.items()]
+    say = messages.write_line
+    lines = [say("running", began, 1)]
+    lines += [say("point", when, point, node) for point, (when, node) in notes.began.items()]
     lines += [
-        "exit {1} {point} {0} {2}".format(*words, point=point)
-        for point, words in notes.ended.items()
+        say("exit", when, point, code, attempt)
+        for point, (code, when, attempt) in notes.ended.items()
     ]
     if ended:
         count = len(notes.began)
-        lines += [f"launcher {ended} 0", f"started {ended} {count}", f"ended {ended}"]
+        lines += [say("launcher", ended, 0), say("started", ended, count), say("ended", ended)]
     return lines
 
 
@@ -63,7 +64,7 @@ def tell(job: str) -> Iterator[str]:
     yield from list_facts(read_notes(job))
     cause = processes.read_text(os.path.join(job, "stop"))
     if cause:
-        yield f"stop {int(time.time())} {cause}"
+        yield messages.write_line("stop", None, cause)
 
 
 def run(

@@ -1,11 +1,8 @@
 """Follows what a job writes on this node, over one connection: its state, and its ranks' output.
 
-A question is one line of JSON, `[{name: offset, …}, seconds, bytes]`: what is known of each file,
-as far as it was not said before, how long to wait for news, and how much of them to send. The
-answer has `F name offset length size` and so many bytes for each file with news, `D` where the
-job's supervisor is dead, then `E`. The offset is beyond the one that is known where something was
-left out. A question is answered at once when the next one comes. Nothing runs here while there is
-no news.
+A question is a line, and is answered at once when the next one comes. The answer has a header and
+bytes for each file with news; the offset is beyond the one that is known where something was left
+out. Nothing runs here while there is no news.
 """
 
 import ctypes
@@ -127,7 +124,8 @@ def write_answer(
     for piece in pieces:
         data = read_piece(job, piece, share)
         if data:
-            out.write(f"F {piece.name} {piece.start} {len(data)} {piece.size}\n".encode())
+            header = messages.FileHeader(piece.name, piece.start, len(data), piece.size)
+            out.write(messages.pack_header(header))
             out.write(data)
             known[piece.name] = piece.start + len(data)
             sent += len(data)
@@ -252,13 +250,15 @@ def follow(job: str, *words: str) -> None:
             buffer += data
             continue
         buffer = rest
-        told, seconds, most = json.loads(line.decode())
-        known.update(told)
-        until = time.monotonic() + (0.0 if buffer else seconds)
+        asked = messages.read(messages.FollowQuestion, json.loads(line.decode()))
+        known.update(asked.known)
+        until = time.monotonic() + (0.0 if buffer else asked.seconds)
         pieces = await_news(job, known, pace, changes, source, until)
         if pieces:
             changes.hurry()
-        sent = write_answer(job, pieces, most, known, out)
-        out.write(b"D\nE\n" if SUPERVISED in words and is_abandoned(job) else b"E\n")
+        sent = write_answer(job, pieces, asked.most, known, out)
+        if SUPERVISED in words and is_abandoned(job):
+            out.write(messages.ABANDONED + b"\n")
+        out.write(messages.END + b"\n")
         out.flush()
         pace.note(sent, time.monotonic())

@@ -1,6 +1,5 @@
-"""What became of a job: whether it waits, runs, has succeeded, failed, or is lost, and why.
-
-Below are the facts that all this is judged by.
+"""What became of a job: whether it waits, runs, has succeeded, failed, or is lost, and why. It is
+judged by the lines of its file `state` (clusterctl/agent/messages.py).
 """
 
 from __future__ import annotations
@@ -11,45 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from clusterctl.agent import messages
 from clusterctl.core import stacks as core_stacks
 from clusterctl.core.job import Hang, Job, JobState, Placement, RankFailure, describe_exit
 from clusterctl.core.text import count
-
-# -------------------------------------------------------------------------------------------------
-# The state file of a job: the facts that its scripts note on the nodes.
-#
-# The scripts (templates/job, templates/batch) append lines to the file `state` in the job's
-# folder, and judge nothing: this module does. TIME is in seconds since the epoch. A line counts
-# for the attempt before it:
-#
-#     queued TIME                       it waits for its turn, or is back in the queue
-#     running TIME ATTEMPT              an attempt starts
-#     placed TIME NODE:RANKS,…          in rank order (batch systems: nobody knew before)
-#     stop TIME CAUSE                   its ranks are told to end, for one of CAUSES
-#   hung TIME SECONDS                 its ranks are ended, for none has written anything for so long
-#     stack TIME RANK NOTE              where one of them stood then (see core/stacks.py)
-#     launcher TIME CODE                mpirun or srun has ended
-#     daemon TIME NODE                  mpirun has lost its daemon there
-#     first TIME RANK CODE              whose end mpirun gives as its reason: a rank's, a torchrun's
-#     away TIME NODE                    it does not answer now; it may later
-#     started TIME COUNT                so many ranks were started
-#     exit TIME RANK CODE ATTEMPT       a rank has ended, or a point of a sweep
-#     clock TIME NODE OFFSET DOUBT      its clock, by which `exit` has the time of its ranks, was so
-#                                       many seconds ahead of the launcher's, give or take DOUBT
-#     point TIME POINT NODE             a point of a sweep was given to that node
-#     survivors TIME NODE COUNT         processes that were left there at last
-#     survivors TIME NODE ? CODE TEXT   it did not answer; what ssh ended with, and its last line
-#     full TIME NODE                    its disk is full
-#     oom TIME RANK ATTEMPT             memory ran out, and the kernel killed a process there
-#     told TIME RANK ATTEMPT            it was told to end before it did
-#   alone TIME RANK DIGEST            it used torch, and has joined no other rank; DIGEST is that of
-#                                       its arguments (see templates/job/sitecustomize.py)
-#     node TIME NODE WORD               something came over the node: one of EVENTS
-#     dead TIME                         the supervisor is gone, and nobody else writes anything
-#     absent TIME                       there is no such file: the job was never handed in, or the
-#                                       launcher was made anew
-#     ended TIME                        nothing more will happen (`survivors` may follow)
-
 
 CAUSES: Mapping[str, JobState] = {
     "cancelled": JobState.CANCELLED,
@@ -140,61 +104,61 @@ class Facts:
 
     def add(self, line: str) -> None:
         """Raises ValueError or LookupError for a line that means nothing."""
-        word, time, *rest = line.split()
-        when, last = float(time), self.last
+        word, when, said = messages.read_line(line)
+        last = self.last
         if word == "queued" and not last.ended:
             self.attempts.append(Attempt(number=last.number, waits=True))
         elif word == "running" and not last.ended:
-            attempt = int(rest[0]) if rest else 1
+            attempt = said[0] if said else 1
             if attempt == 1:
                 self.began = when
             self.attempts.append(Attempt(number=attempt))
         elif word == "placed":
-            self.placement = _read_placements(rest[0]) or self.placement
-        elif word == "stop" and rest[0] in CAUSES:
-            last.stop = rest[0]
+            self.placement = _read_placements(said[0]) or self.placement
+        elif word == "stop" and said[0] in CAUSES:
+            last.stop = said[0]
         elif word == "hung":
-            last.hung = float(rest[0])
+            last.hung = said[0]
         elif word == "stack":
-            last.stacks[int(rest[0])] = rest[1]
+            last.stacks[said[0]] = said[1]
         elif word == "launcher":
-            last.launcher_code, last.launcher_ended = int(rest[0]), when
+            last.launcher_code, last.launcher_ended = said[0], when
         elif word == "daemon":
-            last.lost_daemons = list(dict.fromkeys((*last.lost_daemons, rest[0])))
+            last.lost_daemons = list(dict.fromkeys((*last.lost_daemons, said[0])))
         elif word == "first":
-            last.blamed = last.blamed or (int(rest[0]), int(rest[1]))
+            last.blamed = last.blamed or (said[0], said[1])
         elif word == "away":
-            last.away[rest[0]] = when
+            last.away[said[0]] = when
         elif word == "started":
-            last.started = int(rest[0])
+            last.started = said[0]
         elif word == "exit":
-            rank, code, attempt = map(int, rest)
+            rank, code, attempt = said
             if attempt == last.number:
                 last.exits[rank] = (when, code)
         elif word == "clock":
-            last.clocks[rest[0]] = float(rest[1]), float(rest[2])
+            last.clocks[said[0]] = said[1], said[2]
         elif word == "point":
-            last.where[int(rest[0])] = rest[1]
+            last.where[said[0]] = said[1]
         elif word == "survivors":
-            last.survivors[rest[0]] = -1 if rest[1] == "?" else int(rest[1])
-            last.silences.pop(rest[0], None)
-            if rest[2:]:
-                last.silences[rest[0]] = int(rest[2]), " ".join(rest[3:])
+            node, last.survivors[node], *silence = said
+            last.silences.pop(node, None)
+            if silence:
+                last.silences[node] = silence[0], " ".join(silence[1:])
         elif word == "full":
-            last.full = list(dict.fromkeys((*last.full, rest[0])))
+            last.full = list(dict.fromkeys((*last.full, said[0])))
         elif word in ("oom", "told"):
-            rank, attempt = map(int, rest)
+            rank, attempt = said
             if attempt == last.number:
                 (last.told if word == "told" else last.out_of_memory).add(rank)
         elif word == "alone":
-            last.alone[int(rest[0])] = rest[1]
-        elif word == "node" and rest[1] in EVENTS:
-            last.events[rest[0]] = rest[1]
+            last.alone[said[0]] = said[1]
+        elif word == "node" and said[1] in EVENTS:
+            last.events[said[0]] = said[1]
         elif word == "dead" and not last.ended:
             last.dead = when
         elif word == "absent":
             self.absent = when
-        elif word == "ended" and not rest:
+        elif word == "ended":
             last.ended = last.ended or when
 
 

@@ -9,9 +9,7 @@ continues where it stopped.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
-import re
 import select
 import shlex
 import signal
@@ -28,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
+from clusterctl.agent import messages
 from clusterctl.agent.watch import SHARED, SUPERVISED
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
@@ -217,15 +216,15 @@ class Watch:
         """What has come of the oldest question, once that is whole."""
         while (end := self.buffer.find(b"\n")) >= 0:
             line = bytes(self.buffer[:end])
-            if line == b"E":
+            if line == messages.END:
                 del self.buffer[: end + 1]
                 found, self.news, self.reconnected = self.news, [], 0
                 self.asked -= 1
                 return found
             start = end + 1
             self.is_bare = self.is_bare or line == BARE
-            self.is_abandoned = self.is_abandoned or line == b"D"
-            if header := parse_header(line):  # else what a login shell says
+            self.is_abandoned = self.is_abandoned or line == messages.ABANDONED
+            if header := messages.read_header(line):  # else what a login shell says
                 name, offset, length, size = header
                 end, start = start, start + length
                 if len(self.buffer) < start:
@@ -258,18 +257,6 @@ class FileNews(NamedTuple):
 
 BARE = b"@@clusterctl-no-agent"
 """A node says so where our agent is missing."""
-
-_HEADER = re.compile(rb"F (\S+) (\d{1,18}) (\d{1,18}) (\d{1,18})")
-
-
-def parse_header(line: bytes) -> tuple[str, int, int, int] | None:
-    """Of a file: its name, from where on and how many bytes of it follow, and its size. None for
-    any other line."""
-    match = _HEADER.fullmatch(line)
-    if match is None:
-        return None
-    offset, length, size = (int(number) for number in match.groups()[1:])
-    return match[1].decode(errors="replace"), offset, length, size
 
 
 class TimeIsUpError(Exception):
@@ -359,9 +346,10 @@ class Connections:
     def _ask(self, watch: Watch, wait: float) -> None:
         while watch.channel:
             offsets = {} if watch.knows else {n: file.offset for n, file in watch.files.items()}
-            question = json.dumps([offsets, wait, min(ANSWER, ANSWERS // len(self.watches))])
+            most = min(ANSWER, ANSWERS // len(self.watches))
+            question = messages.FollowQuestion(offsets, wait, most)
             try:
-                watch.channel.send(f"{question}\n".encode(), self._choose_timeout())
+                watch.channel.send(messages.pack(*question), self._choose_timeout())
             except OSError as error:
                 self.lose_or_reconnect(watch, error)
                 continue

@@ -84,7 +84,7 @@ def until(condition: Callable[[], Any]) -> Any:
 def processes(folder: Path, tag: str, verb: str, *arguments: str) -> list[str]:
     """What the agent answers about a job there, as lines."""
     attendant = Attendant(str(folder), f"CLUSTERCTL_JOB={tag}")
-    return [" ".join(fact) for fact in attendant.answer(verb, *map(float, arguments))]
+    return [" ".join(map(str, fact)) for fact in attendant.answer(verb, *map(float, arguments))]
 
 
 @cache

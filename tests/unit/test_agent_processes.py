@@ -132,7 +132,7 @@ def test_the_end_leaves_nothing(ranks: Ranks) -> None:
     wait_for(lambda: len(list_living(TAG)) >= 3, 10, lambda: "not there")
     ranks.processes.end(1)
     assert list_living(TAG) == []
-    assert ("survivors", "0") in list(ranks.processes.look())
+    assert ("survivors", 0) in list(ranks.processes.look())
 
 
 def test_it_tells_what_ranks_have_left(ranks: Ranks) -> None:
@@ -151,12 +151,12 @@ def test_it_tells_what_ranks_have_left(ranks: Ranks) -> None:
         (out / name).write_text(text)
     facts = list(ranks.processes.look())
     assert set(facts) == {
-        ("survivors", "0"),
+        ("survivors", 0),
         ("node", "restarted"),
-        ("oom", "0", "2"),
-        ("alone", "1", "123"),
-        ("started", "0"),
-        ("exit", "0", "3", "1700000000.25", "2"),
+        ("oom", 0, 2),
+        ("alone", 1, "123"),
+        ("started", 0),
+        ("exit", 0, 3, 1700000000.25, 2),
     }
 
 

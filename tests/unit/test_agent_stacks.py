@@ -56,7 +56,7 @@ def job(tmp_path: Path) -> Iterator[Path]:
 def read_notes(job: Path, largest: int = 100_000) -> dict[str, str]:
     settings = {"python_folder": str(job / "bin"), "why": "no spy", "limit": 5, "largest": largest}
     (job / "stacks.json").write_text(json.dumps(settings))
-    notes = {rank: note for _, rank, note in list_stacks(str(job), TAG)}
+    notes = {str(rank): note for _, rank, note in list_stacks(str(job), TAG)}
     assert list(job.glob(".stacks-*")) == []
     return {rank: gzip.decompress(base64.b64decode(note)).decode() for rank, note in notes.items()}
 

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from clusterctl.actions import status
 from clusterctl.actions.common import check_name
+from clusterctl.agent import messages as agent_messages
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core import assets, keys, stacks
@@ -33,7 +34,7 @@ from clusterctl.core.job import JobState
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.insight import messages, metrics, node_views, top, verify
-from clusterctl.jobs import fetch, follow, records
+from clusterctl.jobs import fetch, records
 from clusterctl.launch.hostfile import parse_hosts
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
 from clusterctl.machines import mesh as mesh_checks
@@ -347,7 +348,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "copies": list_copies,
     "docker inspect": lambda text: containers.parse_containers(text),
     "Terraform's state": read_state,
-    "agent follow": lambda text: follow.parse_header(text.encode()),
+    "agent follow": lambda text: agent_messages.read_header(text.encode()),
     "docker-credential": registry.parse_helped,
     "terraform version": parse_version,
     "ip -j link": networks.parse_links,
