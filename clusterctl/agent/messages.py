@@ -186,7 +186,7 @@ class JobPlan(NamedTuple):
 # appends lines to the file `state` in its folder: a word, the time in seconds since the epoch by
 # the clock there, and what belongs to it. Nobody of them judges: clusterctl/batch/verdict.py does.
 
-Vocabulary = Dict[str, Tuple[Callable[[str], Any], ...]]
+WordTable = Dict[str, Tuple[Callable[[str], Any], ...]]
 Fact = Tuple[Any, ...]
 
 
@@ -194,7 +194,7 @@ def _read_count(text: str) -> int:
     return -1 if text == "?" else int(text)
 
 
-FACTS: Vocabulary = {
+FACTS: WordTable = {
     "survivors": (int,),  # processes of the job that are there
     "full": (),  # its disk is
     "node": (str,),  # what has come over it
@@ -207,10 +207,10 @@ FACTS: Vocabulary = {
 """What a node answers of a job: of its ranks what `out/rank-N.WORD` has. The answers to further
 questions begin with the question."""
 
-SENT: Vocabulary = {"start": (int, int), "exit": FACTS["exit"], "alone": (int, str, int)}
+SENT: WordTable = {"start": (int, int), "exit": FACTS["exit"], "alone": (int, str, int)}
 """What a rank says through mpirun, behind `clusterctl:`. Rank and attempt are first and last."""
 
-STATE: Vocabulary = {  # a line counts for the attempt before it
+STATE: WordTable = {  # a line counts for the attempt before it
     "queued": (),  # it waits for its turn, or is back in the queue
     "running": (int,),  # this attempt starts
     "placed": (str,),  # NODE:RANKS,… in rank order (batch systems: nobody knew before)
@@ -241,7 +241,7 @@ STATE: Vocabulary = {  # a line counts for the attempt before it
 }
 
 
-def read_fact(words: Sequence[str], known: Vocabulary = FACTS) -> Fact:
+def read_fact(words: Sequence[str], known: WordTable = FACTS) -> Fact:
     """Raises ValueError where words are missing: a full disk may have cut them off."""
     word, *said = words
     if len(said) != len(known[word]):

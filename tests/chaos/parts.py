@@ -55,7 +55,7 @@ PARTS: Mapping[str, Part] = {
     "mpirun": Part(LAUNCHER, r"/(prterun|mpirun) ", False, (6, 137), "mpirun", tried=True),
     "daemon": Part(WORKERS, r"/(prted|orted) ", False, (0, 4, 6), "daemon", tried=True),
     "rank": Part(WORKERS, r"/python\S* (\S+/)?trains\.py", False, (137,), "", tried=True),
-    "wrapper": Part(WORKERS, r"/rank\.sh", False, (4, 6, 137), "", tried=True),
+    "wrapper": Part(WORKERS, r"/rank\.sh", False, (4, 6, 14, 137), "", tried=True),
     "attendant": Part(WORKERS, r"__main__\.py attend"),
     "follower": Part(ALL, r"__main__\.py follow"),
     "mesh": Part(LAUNCHER, r"^ssh .*config ", False, (0, 4, 6), "", tried=True),
