@@ -145,7 +145,7 @@ COMPILED = (ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND)
 NO_AGENT = 87
 """What staging exits with where the agent is missing."""
 LARGE = 8_000_000
-"""Archives above this are sent as a file of their own, so that they are not held once per node."""
+"""Bytes for all nodes together from which on a tree goes by way of their stores."""
 
 
 FilesByNode = dict[str, dict[str, tuple[str, int]]]
@@ -337,8 +337,7 @@ def put(
 
     size = tree.stat().st_size
     holders = [cluster.node(name) for name in placed]
-    spreads = may_spread(holders) and size * len(placed) > LARGE
-    large = size > LARGE
+    spreads = size * len(placed) > LARGE
     spec, program = job.spec, job.spec.program
     if spec.venv or spec.modules or spec.container:  # where interpreters come from, too
         program = replace(program, interpreter="")
@@ -362,10 +361,7 @@ def put(
         )
         archives: dict[str, Path] = {}
         if name in placed:
-            members += library if large or spreads else library + tree.read_bytes()
-            if large and not spreads:
-                archives[f"{folder}.tar"] = tree
-                steps.append(_unpack(f"{folder}.tar", "-xpof"))
+            members += library if spreads else library + tree.read_bytes()
             # Before what is carried over, which is this job's too: it may leave it as it is.
             steps.append(assets.render("job/staged.sh.j2"))
             if isinstance(carry, Mapping):
@@ -466,25 +462,33 @@ def spread(
     patience: float = spreading.STALLED,
 ) -> Sequence[NodeResult]:
     """Makes the content in that folder below the root of each node, by way of their stores: what
-    none of them has is sent once. `prepare`: sh that runs in the root before. `link`: programs only
-    read it."""
+    none of them has is sent once; to each where the nodes do not reach each other. `prepare`: sh
+    that runs in the root before. `link`: programs only read it."""
+    by_name = {node.name: node for node in nodes}
 
-    def attempt(nodes: Sequence[Node]) -> dict[str, NodeResult]:
+    def send(names: Sequence[str]) -> Sequence[NodeResult]:
         receivers = []
-        for node in nodes:
+        for name in names:
+            node = by_name[name]
             root, agent = quote(node.root), quote(assets.locate_agent(node.root))
             command = f"cd {root} && {{ {prepare}; }} && exec /bin/sh {agent} store {root}"
             connect, target = f"{root}/bin/clusterctl-ssh", f"{node.root}/{folder}"
-            receivers.append(Receiver(node.name, command, connect, target))
-        found = spreading.spread(
+            receivers.append(Receiver(name, command, connect, target))
+        return spreading.spread(
             pool, receivers, content, link=link, timeout=timeout, patience=patience
         )
+
+    def attempt(names: Sequence[str]) -> dict[str, NodeResult]:
+        if may_spread(nodes):
+            found = send(names)
+        else:
+            found = pool.call_each(lambda name: send([name])[0], names)
         return {result.node: result for result in found}
 
-    results = attempt(nodes)
+    results = attempt(list(by_name))
     failed = [node for node in nodes if not results[node.name].ok]
     placed = {result.node: result for result in _place_missing_agents(failed, pool)}
-    again = attempt([node for node in failed if node.name in placed and placed[node.name].ok])
+    again = attempt([name for name, result in placed.items() if result.ok])
     return list({**results, **placed, **again}.values())
 
 

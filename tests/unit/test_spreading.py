@@ -7,8 +7,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from clusterctl.jobs.fetch import persist_each
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.spreading import Content, Receiver, spread
 from tests.unit.making import node
+from tests.unit.staged import lab as make_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = (
@@ -173,6 +175,31 @@ def test_a_file_that_changes_here_is_an_error(lab: Lab, data: dict[str, bytes]) 
     with Pool(nodes, identity=None, known_hosts=Path("/nowhere")) as pool:
         results = spread(pool, [lab.receive(name) for name in lab.names], content, timeout=60)
     assert all("became shorter" in result.error for result in results)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_large_tree_is_kept_on_the_nodes_also_where_these_are_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """Those do not reach each other's hosts: each gets it from here, the first time."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    site = make_lab(tmp_path / "lab")
+    ports: dict[str, Any] = {"machine": "i-1", "job_port": 2222} if inside else {}
+    nodes = [replace(item, **ports) for item in site.where.nodes]
+    site = replace(site, where=replace(site.where, nodes=tuple(nodes)))
+    for item in nodes:
+        agent = Path(item.root, "bin/clusterctl-ssh")
+        agent.write_text('#!/bin/sh\nexec sh -c "$2"\n')
+        agent.chmod(0o755)
+    tree, data = tmp_path / "tree", os.urandom(9_000_000)
+    tree.mkdir()
+    (tree / "large").write_bytes(data)
+    for number, sent in ((7, len(data) * (len(site.where.workers) if inside else 1)), (8, 0)):
+        before = COPIED.read()
+        site.job(tree, number)
+        assert COPIED.read() - before == sent
+        for item in site.where.workers:
+            assert (site.work(item.name, number) / "large").read_bytes() == data
 
 
 def test_what_was_lost_on_the_way_is_tried_again(tmp_path: Path) -> None:
