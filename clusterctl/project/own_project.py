@@ -77,7 +77,8 @@ def run_uv(*words: str, cwd: Path | None = None, stdin: bytes = b"") -> NodeResu
 
 
 def check_uv(what: str, result: NodeResult, cwd: Path | None) -> str:
-    """What uv printed; raises an error with its reason, in which paths are relative to `cwd`."""
+    """What uv printed; raises an error with its own words, in which paths are relative to `cwd`.
+    `what` it was asked about stands below them, with what to do."""
     if result.ok:
         return result.text
     complaints = re.sub(r"(https?://)[^\s/@]+@", r"\1***@", result.complaints)
@@ -86,24 +87,26 @@ def check_uv(what: str, result: NodeResult, cwd: Path | None) -> str:
     reasons = [reason for reason in said if not reason.startswith(_FRAMES)] or said
     # uv ends with 1 where versions do not fit together, and puts that into its last line.
     unsolved = result.exit_code == 1 and "No solution" in complaints
-    why = reasons[-1] if unsolved and reasons else "; ".join(reasons[:3])
-    message = f"{what}: {result.error or why or result.why}"
+    why = ": ".join(reasons) if unsolved else "; ".join(reasons[:3])
+    message = result.error or why or result.why
     without = f"`--requirements {NONE}` uses only what the nodes have"
     if (failed := _UNBUILT.search(complaints)) and not result.error:
         raise LaunchError(
-            f"{what}: {failed[1]} has no wheel and cannot be built here: {why}",
-            hint=f"choose a version with a wheel, install what its build needs here, or {without}",
+            f"{failed[1]} has no wheel and cannot be built here: {why}",
+            hint=f"{what}: choose a version with a wheel, install what its build needs here,"
+            f" or {without}",
         )
     for line in complaints.splitlines():
         if line.startswith("hint: ") and "authentication" in line:
             raise LaunchError(
-                f"{what}: {line.removeprefix('hint: ')}",
-                hint=f"check the name and password for that index, or {without}",
+                line.removeprefix("hint: "),
+                hint=f"{what}: check the name and password for that index, or {without}",
             )
     if unsolved or UNREADABLE.search(complaints):
-        raise UsageError(message, hint=f"correct the file, or {without}")
+        raise UsageError(message, hint=f"{what}: correct the file, or {without}")
     raise LaunchError(
-        message, hint=f"check the file and the connection to the package index, or {without}"
+        message,
+        hint=f"{what}: check the file and the connection to the package index, or {without}",
     )
 
 
@@ -372,7 +375,7 @@ def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Pro
             if not run_uv(*words, "--offline").ok:
                 call_uv(what, *words)
         except ClusterctlError as error:
-            why = error.message.removeprefix(f"{what}: ").replace(f"{copy}/", "")
+            why = error.message.replace(f"{copy}/", "")
             return msgspec.structs.replace(plain, problem=why)
         return _read_installed(out, plain, files, copy, tree.root)
 

@@ -308,9 +308,10 @@ def test_a_package_that_does_not_fit_the_torch_of_the_nodes(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
     Path("requirements.txt").write_text("outdated\n")
-    with pytest.raises(UsageError, match=r"torch 2\.13\.0\+cpu .*worker-1: .*outdated") as caught:
+    with pytest.raises(UsageError, match=r"outdated depend on torch<2\.5") as caught:
         install("requirements.txt", here("worker-1", tmp_path))
     assert "\n" not in caught.value.message
+    assert "beside torch 2.13.0+cpu (or another one) and" in str(caught.value.hint)
 
 
 def test_another_torch_of_a_job_is_used_instead_of_that_of_the_nodes(
@@ -350,8 +351,9 @@ def test_an_invalid_script_block_is_that_of_its_script(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
     Path("train.py").write_text('# /// script\n# dependencies = ["demo"\n# ///\n')
-    with pytest.raises(UsageError, match=r"^train\.py"):
+    with pytest.raises(UsageError, match="TOML parse error") as caught:
         install("", here("worker-1", tmp_path))
+    assert str(caught.value.hint).startswith("train.py")
 
 
 def test_another_python_of_the_nodes_brings_nothing_of_theirs(
