@@ -28,7 +28,7 @@ from clusterctl.state.store import Store
 
 
 def launch(given: Launch, console: Console) -> None:
-    running = given.pick_options(Run)
+    running = given.pick_options(Run, yes=given.yes)
     if not (running.command or running.python_module):
         raise UsageError("nothing to run", hint="clusterctl launch SCRIPT [ARGS...]")
     for option, wanted in (("--keep", given.keep), ("--sync", running.sync)):
@@ -114,7 +114,8 @@ def _run_there(
             hint="leave it out",
         )
     before = {job.id for job in store.list_jobs()}
-    running = given.pick_options(Run, cluster=name, detach=given.detach, dry_run=given.dry_run)
+    here = {"detach": given.detach, "dry_run": given.dry_run, "yes": given.yes}
+    running = given.pick_options(Run, cluster=name, **here)
     code = _run(running, console, stdin)
     if given.detach or given.dry_run:
         return

@@ -27,6 +27,7 @@ from clusterctl.core.model import Accelerator
 from clusterctl.errors import UsageError
 from tests import wheels
 from tests.unit.calling import Call
+from tests.unit.making import cluster
 from tests.unit.packaged import here, project, resolve, run
 
 __all__ = ["project"]
@@ -190,5 +191,8 @@ def test_gigabytes_are_asked_about_before_there_is_a_job(
     said = call("run", "train.py")
     assert (said.code, "600.0 MB" in said.err, "--yes" in said.err) == (2, True, True)
     assert not open_store().list_jobs()
+    open_store().save(cluster(provider="hosts", identity="", name="own"))
+    assert call("launch", "-c", "own", "train.py").code == 2
+    assert call("launch", "-c", "own", "--yes", "train.py").code != 2
     Path("requirements.txt").write_text("demo\n")
-    assert call("run", "train.py").code != 2, "nothing is asked of what is small"
+    assert call("run", "-c", "own", "train.py").code != 2, "nothing is asked of what is small"
