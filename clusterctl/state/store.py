@@ -3,6 +3,7 @@
 <home>/clusters/<name>/    cluster.json, events.jsonl, ssh/, and what the provider keeps there
 <home>/jobs/<id>/          job.json, stage.json, out/ (the ranks' output, once brought here)
 <home>/stages/<digest>     archives of staged trees, shared by the jobs that ran them
+<home>/digests/            digests of files that were copied, so that none is read twice
 <home>/fetched/            what `fetch` has put where, one file per folder
 <home>/past/<cluster id>/  records of clusters that are gone
 <home>/locks/              one file per cluster name; they stay, the lock on them does not
