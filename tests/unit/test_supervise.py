@@ -588,9 +588,11 @@ def test_a_port_for_the_ranks(site: Site) -> None:
 
 def test_a_full_disk_keeps_no_job_from_its_end(site: Site) -> None:
     """How a rank ended could not be noted, nor why the job is to stop."""
-    site.change = lambda text: text.replace('echo "$cctl_end" >', ": >")
+    full = """eval "$(sed '/^echo ..cctl_code/s/.*>/: >/' """
+    site.change = lambda text: re.sub(r"(?m)^\. (.*/rank\.sh)$", full + r'\1)"', text)
     job = site.ended(site.submit(1, "exit 0", f"{BOTH}; exit 1"))
     assert job.state is JobState.FAILED, site.story(job)
+    assert (site.folder("worker-1", 1) / "out" / "rank-0.exit").read_text() == ""
     site.change = str
     site.alter(
         "import builtins, errno\n"
