@@ -10,12 +10,11 @@ from clusterctl.actions import shared_folder
 from clusterctl.actions.common import connect_or_report, open_pool
 from clusterctl.actions.costs import describe_rate
 from clusterctl.actions.jobs import fetch_from, refresh_records
-from clusterctl.actions.launch_mark import find_folder
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import NodeUnreachable, ProviderError
-from clusterctl.state.store import Store
+from clusterctl.state.store import Store, find_launch_folder
 from clusterctl.transport.pool import Pool
 
 IDLE = 300.0
@@ -25,7 +24,7 @@ the program they must not, however long its packages take to resolve here."""
 
 def describe_launch(store: Store, name: str) -> list[str]:
     """What becomes of a cluster that ends with its jobs, and what it costs until then."""
-    cluster, folder = store.read_cluster(name), find_folder(store, name)
+    cluster, folder = store.read_cluster(name), find_launch_folder(store, name)
     lines = [
         "when the program has ended, the next clusterctl command copies its outputs to"
         f" {folder} and removes cluster {name}"
@@ -47,7 +46,7 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
     Raises:
         NodeUnreachable, ProviderError, UsageError: Not all could be brought; the cluster stays.
     """
-    cluster, folder = store.find(name), find_folder(store, name)
+    cluster, folder = store.find(name), find_launch_folder(store, name)
     if cluster is None or folder is None:
         return False
     if cluster.phase is Phase.DELETING:

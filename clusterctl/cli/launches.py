@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from clusterctl.actions import common, jobs, launch_mark, up_plan
+from clusterctl.actions import common, jobs, up_plan
 from clusterctl.actions import launch as actions_launch
 from clusterctl.actions import run as actions_run
 from clusterctl.cli import clusters
@@ -24,6 +24,7 @@ from clusterctl.options.kinds import Verb
 from clusterctl.options.verbs import Down, Launch, Run, Up, find_limit
 from clusterctl.process import Terminated
 from clusterctl.project.tree import Stdin
+from clusterctl.state import store as state_store
 from clusterctl.state.store import Store
 
 
@@ -59,7 +60,7 @@ def launch(given: Launch, console: Console) -> None:
     try:
         clusters.up(creation, console, then=False)
         if given.detach:
-            launch_mark.mark(store, name, Path.cwd())
+            state_store.mark_launch(store, name, Path.cwd())
         code = _run(running.pick_options(Run, cluster=name, detach=given.detach), console, stdin)
     except KeyboardInterrupt as stopped:
         if name not in store.list_names():
@@ -68,7 +69,7 @@ def launch(given: Launch, console: Console) -> None:
             console.after_interrupt = _describe_kept(name)
             raise
         if console.interactive and _wants_to_keep(name, console):
-            launch_mark.unmark(store, name)
+            state_store.unmark_launch(store, name)
             console.after_interrupt = _describe_kept(name)
             raise
         console.report("Ctrl-C: removing the cluster")

@@ -278,10 +278,11 @@ def _collect_launches(given: Verb) -> None:
     own = isinstance(given, Launch) and given.detach
     if own or given.heading not in (CLUSTERS, kinds.JOBS) or given.values.get("dry_run"):
         return
-    from clusterctl.actions import common, launch_mark
+    from clusterctl.actions import common
+    from clusterctl.state import store as state_store
 
     store = common.open_store()
-    if names := launch_mark.list_marked(store):
+    if names := state_store.list_marked(store):
         from clusterctl.cli import launches
 
         launches.collect(store, names, given, Console.get_current())

@@ -1,21 +1,23 @@
-"""Verbs that show clusters: status, and list, of this machine or of the whole account."""
+"""Verbs that show clusters: status, list, of this machine or of the whole account, and cost."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from clusterctl.cli.clusters import describe_end, document_node
-from clusterctl.cli.console import Console, ago, format_records, make_plain, pick
+from clusterctl.cli.console import Console, ago, format_records, format_table, make_plain, pick
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_time
-from clusterctl.options.verbs import List, Status
+from clusterctl.options.verbs import Cost, List, Status
 
 
 def status(given: Status, console: Console) -> None:
-    from clusterctl.actions import common, launch_mark
+    from clusterctl.actions import common
     from clusterctl.actions import status as actions_status
+    from clusterctl.state import store as state_store
 
     store = common.open_store()
     live = given.live
@@ -35,7 +37,7 @@ def status(given: Status, console: Console) -> None:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
     if what.shared:
         lines.append(f"shared folder: {what.shared} on all nodes; {_describe_stay(what)}")
-    if folder := launch_mark.find_folder(store, what.name):
+    if folder := state_store.find_launch_folder(store, what.name):
         lines.append(f"ends with its program; the next command then copies its outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
     lines.append(format_records(_list_node(item, found.jobs, live) for item in found.nodes))
@@ -186,3 +188,44 @@ def _document_status(found: Any, live: bool) -> dict[str, Any]:
             for item in found.nodes
         ],
     }
+
+
+# -------------------------------------------------------------------------------------------------
+# The verb `cost`.
+
+
+def cost(given: Cost, console: Console) -> None:
+    import csv
+
+    from clusterctl.actions import common, costs
+
+    with console.show_waiting():
+        found = costs.sum_spending(common.open_store(), given.since, given.cluster)
+    rows: dict[str, Sequence[Any]] = {
+        "day": [item for item in found.days if item.dollars or not item.exact],
+        "cluster": found.clusters,
+        "job": found.jobs,
+    }
+    chosen = [make_plain(row) for row in rows[given.by]]
+    if given.csv:
+        if chosen and not given.json:
+            writer = csv.DictWriter(sys.stdout, list(chosen[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(chosen)
+    elif chosen:
+        head = [name for name in chosen[0] if name not in ("exact", "dollars")]
+        cells = ([*(row[name] for name in head), _format_money(row)] for row in chosen)
+        console.result(format_table([[*head, "$"], *cells]))
+    for line in found.warnings:
+        console.note(f"warning: {line}")
+    least = "" if found.exact else "at least "
+    sum_of_all = f"{least}${found.dollars:.2f}{' so far' * found.running}"
+    console.note(
+        f"{sum_of_all} since {format_time(found.since)}, without traffic to the internet;"
+        " from the records on this machine"
+    )
+    console.document(**make_plain(found), dollars=found.dollars, exact=found.exact)
+
+
+def _format_money(row: dict[str, Any]) -> str:
+    return f"{'' if row['exact'] else '>= '}{row['dollars']:.4f}"

@@ -242,7 +242,7 @@ class Verify(Named, heading=CLUSTERS, module="insight"):
     now = flag("--now", OPTIONS, "Measure even while a job runs")
 
 
-class Attach(Named, heading=CLUSTERS, module="attach"):
+class Attach(Named, heading=CLUSTERS, module="clusters"):
     """Use machines that already exist: SSH hosts, or a site with Slurm or Grid Engine."""
 
     examples = (
@@ -300,7 +300,7 @@ class Attach(Named, heading=CLUSTERS, module="attach"):
         return {site.flag: self.values[site.key] for site in self.sites}
 
 
-class Detach(Named, heading=CLUSTERS, module="attach"):
+class Detach(Named, heading=CLUSTERS, module="clusters"):
     """Stop using attached machines: remove clusterctl's files and keys, nothing else.
 
     Job outputs that you have not fetched are deleted only with your consent, as by `down`.
@@ -338,7 +338,7 @@ class Start(Named, heading=CLUSTERS, module="lifetime"):
     yes = YES
 
 
-class Cost(Common, heading=CLUSTERS, module="cost", function="show"):
+class Cost(Common, heading=CLUSTERS, module="status", function="cost"):
     """Show what was spent, by day, cluster or job, also on clusters that are gone."""
 
     examples = ("clusterctl cost --since 30d", "clusterctl cost --by job --csv")

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -450,3 +451,32 @@ def _remove(folder: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
+# The mark of a cluster that ends with its program: `launch --detach` leaves it in the cluster's
+# folder. Every command looks for marks, so this loads nothing but the records.
+
+
+LAUNCH_MARK = "launch.json"
+
+
+def mark_launch(store: Store, name: str, folder: Path) -> None:
+    """Notes that the cluster ends with its jobs, whose outputs belong below `folder`."""
+    write_atomic(
+        store.locate_folder(name) / LAUNCH_MARK, json.dumps({"folder": str(folder)}).encode()
+    )
+
+
+def unmark_launch(store: Store, name: str) -> None:
+    """The cluster stays after all."""
+    (store.locate_folder(name) / LAUNCH_MARK).unlink(missing_ok=True)
+
+
+def list_marked(store: Store) -> tuple[str, ...]:
+    """The clusters that end with their jobs."""
+    return tuple(sorted(path.parent.name for path in store.home.clusters.glob(f"*/{LAUNCH_MARK}")))
+
+
+def find_launch_folder(store: Store, name: str) -> Path | None:
+    """Where the outputs belong; None for a cluster that does not end with its jobs."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Path(json.loads((store.locate_folder(name) / LAUNCH_MARK).read_bytes())["folder"])
+    return None

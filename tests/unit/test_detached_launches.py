@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.actions import launch, launch_mark
+from clusterctl.actions import launch
 from clusterctl.actions.common import open_store
 from clusterctl.core.model import Charge, Phase
 from clusterctl.machines.local.provider import LocalProvider
+from clusterctl.state.store import mark_launch
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.provided import provide
@@ -32,7 +33,7 @@ def project(tmp_path: Path) -> Path:
 def here(tmp_path: Path, project: Path) -> Staged:
     """A detached launch whose program has written a file."""
     made = lab(tmp_path / "nodes")
-    launch_mark.mark(made.store, "lab", project)
+    mark_launch(made.store, "lab", project)
     (project / "train.py").touch()
     made.job(project)
     (made.work() / "model.pt").write_text("weights")
@@ -83,7 +84,7 @@ def test_commands_about_other_things_leave_it_alone(
 def test_before_its_job_is_on_record_nothing_is_removed(call: Call, tmp_path: Path) -> None:
     """`launch` may still be at it, or was killed: then the cluster is one as any other."""
     made = lab(tmp_path / "nodes")
-    launch_mark.mark(made.store, "lab", tmp_path)
+    mark_launch(made.store, "lab", tmp_path)
     assert call("list").code == 0
     assert made.store.list_names() == ("lab",)
 
