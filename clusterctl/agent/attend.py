@@ -117,10 +117,7 @@ class Attendant:
         """Frees what the last look has announced of output files that have become too long: who
         follows the job has had time to go on behind it. Programs append, so they notice nothing.
         `FILE.cut` says from where to where nothing is kept."""
-        mine = [
-            os.path.join(self._job, name)
-            for name in ("mpirun.out", "mpirun.err", "launch.out", "launch.err")
-        ]
+        mine = [os.path.join(self._job, name) for name in ("mpirun.out", "mpirun.err")]
         paths = [path for path in self._list_output() + mine if os.path.exists(path)]
         share = max(least, most // max(1, len(paths)))
         for path in paths:

@@ -104,27 +104,6 @@ class ResumePlan(NamedTuple):
     refusal: str
 
 
-class SnapshotPlan(NamedTuple):
-    """The part of it that jobs of a queue have. `kept`: patterns of the files that are snapshots,
-    and are copied whatever their size."""
-
-    kept: Sequence[str]
-    resume: Optional[ResumePlan] = None
-
-
-class TaskPlan(NamedTuple):
-    """What a task of a batch system's array is told. `warnings`: signals that leave programs
-    `notice` seconds to save; `compile`: sh that makes the program in `folder` of the tree, "": none
-    is made; `built`: where it is then."""
-
-    system: str
-    warnings: Sequence[str]
-    notice: int
-    folder: str
-    compile: str
-    built: str
-
-
 class MirrorPlan(NamedTuple):
     """How outputs are copied to the launcher. `largest`: of a file that `kept` does not choose, 0:
     none; `reserve`: what stays free on a disk; `interval`, `longest`: between two looks; `always`:
@@ -141,7 +120,10 @@ class JobPlan(NamedTuple):
     """`tag`: what the environment of each of its processes has; `holders`: that of rank 0 first;
     `now`: it waits for no other; `grace`: for its programs to save; `retries`: further attempts;
     `output`, `least_output`: see `Shorten`; `restores`: nodes get back what was cut short there, at
-    first from the copies of the job `rerun_of`; `mirrored`: outputs are copied."""
+    first from the copies of the job `rerun_of`; `mirrored`: outputs are copied; `end_poll`: between
+    two looks whether mpirun waits for ranks that have all ended; `hang_slack`: a look that takes so
+    much longer than it may says that the machine was asleep, and nothing of the ranks;
+    `stacks_limit`: for a node to read the stacks of its ranks."""
 
     id: int
     tag: str
@@ -179,6 +161,25 @@ class JobPlan(NamedTuple):
     resume_limit: float = 1800
     """For a node to send another one the snapshot that a job goes on from."""
     version: int = VERSION
+
+
+class BatchPlan(NamedTuple):
+    """What the agent is told that sees a job of a batch system through, or a task of its array.
+    `signals`: what the system warns by, what each means, and the one that ranks get for it, "":
+    SIGTERM; `notice`: seconds that they have to save then; `warn_after`: seconds until it warns
+    itself, 0: it does not; `requeues`: a job that was warned goes back into the queue; `compile`:
+    sh that makes the program in `folder` of the tree, "": none is made; `built`: where it is then;
+    `job`: None for a task. Its nodes are not known yet."""
+
+    system: str
+    signals: Sequence[Tuple[str, str, str]]
+    notice: int
+    folder: str
+    compile: str
+    built: str
+    warn_after: float = 0
+    requeues: bool = False
+    job: Optional[JobPlan] = None
 
 
 # -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from . import messages
 
@@ -157,6 +157,14 @@ def parse_boot(noted: bytes) -> str:
     boot, _, process = noted.decode(errors="replace").partition("\n")
     first = process.rpartition(")")[2].split()
     return "{} {}".format(boot, first[19] if len(first) > 19 else "").strip()
+
+
+def catch(names: Sequence[str], tell: Callable[[str], None]) -> None:
+    """Calls `tell` with the name of each such signal that comes, or has been held back so far."""
+    numbers = {getattr(signal, "SIG" + name): name for name in names}
+    for number in numbers:
+        signal.signal(number, lambda number, _: tell(numbers[number]))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, list(numbers))
 
 
 def tell_wrapper(pid: int) -> None:

@@ -9,6 +9,7 @@ from .queues import call
 
 HAND_IN = ("qsub", "-terse")
 END = "qdel"
+NUMBER = "JOB_ID"
 DOWN = "Connection refused|got (select|send) error"
 """What it says, as a pattern, when it could not even be asked."""
 
@@ -50,3 +51,18 @@ def find_point(todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
     point = todo[int(os.environ["SGE_TASK_ID"]) - 1]
     ids = (point, todo[0], todo[-1])
     return point, dict(zip(("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST"), ids))
+
+
+def requeue() -> Optional[int]:
+    """See `slurm`; `man sge_conf`, FORBID_RESCHEDULE."""
+    return 99
+
+
+def find_time_to_end(notice: int) -> Optional[int]:
+    """As the queue has it."""
+    said = call("qconf", "-sq", os.environ.get("QUEUE", "")).out
+    found = re.search(r"^notify\s+(\d+):(\d+):(\d+)", said, re.MULTILINE)
+    if not found:
+        return notice
+    hours, minutes, seconds = map(int, found.groups())
+    return hours * 3600 + minutes * 60 + seconds

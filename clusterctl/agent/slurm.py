@@ -10,6 +10,7 @@ from .queues import call
 
 HAND_IN = ("sbatch", "--parsable")
 END = "scancel"
+NUMBER = "SLURM_JOB_ID"
 DOWN = "connect failure"
 """What it says, as a pattern, when it could not even be asked."""
 LIVES = re.compile("PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|REQUEUE")
@@ -61,3 +62,13 @@ def choose_end(ends: List[str]) -> str:
 def find_point(todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
     """The number of the point that this task of an array runs, and what else that is told."""
     return os.environ["SLURM_ARRAY_TASK_ID"], {}
+
+
+def requeue() -> Optional[int]:
+    """The exit code with which the script of this job has it put back; None: that failed."""
+    return 0 if call("scontrol", "requeue", os.environ[NUMBER]).code == 0 else None
+
+
+def find_time_to_end(notice: int) -> Optional[int]:
+    """Seconds from the signal for the end to it. SIGTERM does not say."""
+    return None

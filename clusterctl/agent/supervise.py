@@ -146,6 +146,9 @@ class Ranks:
 class Supervisor:
     """Of the job in the folder `job`."""
 
+    _leads_session = True
+    """Whether the launcher program is in a session of its own."""
+
     def __init__(self, job: str, plan: messages.JobPlan) -> None:
         self._job, self._plan = job, plan
         self._id = plan.id
@@ -164,7 +167,10 @@ class Supervisor:
         """What comes before commands for nodes: no use of a node has it."""
         self._over = threading.Event()
         """Set when nothing that watches beside is wanted any more."""
-        self._nodes = {node.name: node for node in plan.nodes}
+        self._know_nodes()
+
+    def _know_nodes(self) -> None:
+        self._nodes = {node.name: node for node in self._plan.nodes}
         self._links = {name: self._connect(name) for name in self._nodes}
         self._locks = {name: threading.Lock() for name in self._nodes}
 
@@ -212,16 +218,17 @@ class Supervisor:
         limit = (
             self._plan.stacks_limit if verb == "stacks" else self._grace + self._plan.answer_limit
         )
-        answers = {name: NodeAnswer(code=124, why="no answer") for name in self._links}
+        names = self._list_asked(verb)
+        answers = {name: NodeAnswer(code=124, why="no answer") for name in names}
         said: queue.Queue[Tuple[str, NodeAnswer]] = queue.Queue()
 
         def ask(name: str) -> None:
             said.put((name, self._ask_node(name, limit, verb, *args)))
 
-        for name in self._links:
+        for name in names:
             self._beside(functools.partial(ask, name))
         until = time.monotonic() + limit + LATE
-        for _ in self._links:
+        for _ in names:
             try:
                 name, answer = said.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
@@ -231,6 +238,10 @@ class Supervisor:
                 break
         # An mpirun that has failed has lost some of them, and their files, though they ended well.
         return Ranks(answers, {} if self._code else self._read_sent("exit"))
+
+    def _list_asked(self, verb: str) -> Sequence[str]:
+        """The nodes that have an answer to that."""
+        return list(self._nodes)
 
     def _ask_node(self, name: str, limit: float, verb: str, *args: object) -> NodeAnswer:
         """Over its connection, or another one while that waits for an answer."""
@@ -286,7 +297,7 @@ class Supervisor:
         if not self._wait_turn():
             self._heed(self._stop)
             self._state.note(("ended", None))
-            _remove(os.path.join(self._active, str(self._id)))
+            processes.remove(os.path.join(self._active, str(self._id)))
             return
         self._watch_beside()
         self._finish(self._make_attempts())
@@ -359,7 +370,7 @@ class Supervisor:
                     start_aside(folder, "clean.log", ["/bin/sh", *words]).wait()
                     break
             else:
-                _remove(os.path.join(self._active, name))
+                processes.remove(os.path.join(self._active, name))
 
     # ------------------------------------------------------------------------------ attempts
 
@@ -404,9 +415,8 @@ class Supervisor:
         return ranks.are_well(self._plan.ranks, self._attempt)
 
     def _start(self) -> None:
-        if self._attempt > 1:
-            self._state.note(("running", None, self._attempt))
-        _remove(self._locate("over"))
+        self._note_start()
+        processes.remove(self._locate("over"))
         self._child = None
         if not self._needs_preparation():
             self._launch()
@@ -421,6 +431,10 @@ class Supervisor:
                 self._inbox.put(JobEvent("ready" if ready else "unready", attempt=attempt))
 
         self._beside(prepare)
+
+    def _note_start(self) -> None:
+        if self._attempt > 1:  # the first one was noted when it was admitted
+            self._state.note(("running", None, self._attempt))
 
     def _launch(self) -> None:
         if not self._launched:
@@ -441,7 +455,7 @@ class Supervisor:
                 stdout=out,
                 stderr=err,
                 env=environ,
-                start_new_session=True,
+                start_new_session=self._leads_session,
             )
         # Over connections that are there, the end of a job is noticed sooner. Not while its ranks
         # are started: a short one needs none.
@@ -471,19 +485,8 @@ class Supervisor:
             event = self._inbox.take()
             assert event
             if event.kind == "stop":
-                if self._stop:
-                    continue  # being told twice changes nothing
-                self._heed(event.word)
-                if self._child is None:
-                    self._code = 128 + signal.SIGKILL
-                    self._end_transfers()
+                if self._stop_attempt(event.word):
                     return
-                self._ask("ask", self._grace)
-                self._grace = 0
-                # mpirun may be starting ranks this very moment, which the last look finds: it
-                # goes first, also from a container.
-                self._ask_node(self._plan.launcher, self._plan.answer_limit, "end", 0)
-                self._end_launcher()
             elif event.attempt != self._attempt:
                 continue
             elif event.kind == "ready":
@@ -497,6 +500,23 @@ class Supervisor:
                 if over:
                     self._code = int(over)
                 return
+
+    def _stop_attempt(self, word: str) -> bool:
+        """Whether there is nothing to wait for."""
+        if self._stop:
+            return False  # being told twice changes nothing
+        self._heed(word)
+        if self._child is None:
+            self._code = 128 + signal.SIGKILL
+            self._end_transfers()
+            return True
+        self._ask("ask", self._grace)
+        self._grace = 0
+        # mpirun may be starting ranks this very moment, which the last look finds: it goes first,
+        # also from a container.
+        self._ask_node(self._plan.launcher, self._plan.answer_limit, "end", 0)
+        self._end_launcher()
+        return False
 
     def _end_launcher(self) -> None:
         """It leads a session of its own, so its group can be ended without a search."""
@@ -1021,10 +1041,7 @@ class Supervisor:
         return os.path.join(self._job, *parts)
 
     def _write(self, name: str, text: str) -> None:
-        path = self._locate(name)
-        with open(path + ".new", "w") as file:
-            file.write(text)
-        os.replace(path + ".new", path)
+        processes.write(self._locate(name), text)
 
     def _read_state(self) -> str:
         return processes.read(self._locate("state")).decode(errors="replace")
@@ -1061,16 +1078,9 @@ def release(job: str, number: int, ranks: Ranks) -> None:
         line for line in processes.read(path).decode().splitlines() if line.split()[0] not in free
     ]
     with contextlib.suppress(OSError):  # the disk is full: the next look frees them
-        with open(path + ".new", "w") as file:
-            file.write("".join(line + "\n" for line in lines))
-        os.replace(path + ".new", path)
+        processes.write(path, "".join(line + "\n" for line in lines))
     if not lines:
-        _remove(os.path.join(job, "..", "active", str(number)))
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        processes.remove(os.path.join(job, "..", "active", str(number)))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -4,14 +4,13 @@ its own, where it began and how it ended. A shared disk takes no lines from seve
 
 import fcntl
 import os
-import signal
 import socket
 import subprocess
 import time
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import messages, outputs, processes
-from .messages import TaskPlan
+from .messages import BatchPlan
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
 FAILED = "failed"
@@ -69,7 +68,7 @@ def tell(job: str) -> Iterator[str]:
 
 def run(
     job: str,
-    plan: TaskPlan,
+    plan: BatchPlan,
     find_point: Callable[[Sequence[str]], Tuple[str, Dict[str, str]]],
     early: List[str],
 ) -> int:
@@ -77,21 +76,21 @@ def run(
     came before, and FAILED where the task could not be made ready."""
     if processes.read(os.path.join(job, "stop")):
         return 1  # cancelled while it waited
+    warnings = [name for name, *_ in plan.signals if name != "TERM"]
     child: Optional[subprocess.Popen[bytes]] = None
 
     def tell(name: str) -> None:
         if child is None:
             early.append(name)
             return
-        if name in plan.warnings:  # the program has that long to save
+        if name in warnings:  # the program has that long to save
             processes.write(note + ".saving", f"{plan.notice}\n")
         processes.tell_wrapper(child.pid)
 
     todo = processes.read_text(os.path.join(job, "todo")).split()
     point, variables = find_point(todo)
     note = os.path.join(job, "out", "rank-" + point)
-    for name in SIGNALS:
-        signal.signal(getattr(signal, "SIG" + name), lambda *_, name=name: tell(name))
+    processes.catch(SIGNALS, tell)
     for suffix in (".exit", ".saving"):  # the system may run a task again
         processes.remove(note + suffix)
     processes.write(note + ".node", f"{time.time():.9f} {socket.gethostname()}\n")
@@ -109,10 +108,15 @@ def run(
         tell(early.pop())
     code = child.wait()
     _close(job, len(todo))
-    return code if code >= 0 else 128 - code
+    return choose_code(code if code >= 0 else 128 - code)
 
 
-def _compile_once(job: str, plan: TaskPlan) -> bool:
+def choose_code(code: int) -> int:
+    """Grid Engine has uses of its own for these two."""
+    return 1 if code in (99, 100) else code
+
+
+def _compile_once(job: str, plan: BatchPlan) -> bool:
     """Tasks share a folder: the first one makes the program."""
     made = os.path.join(job, "compiled")
     with open(os.path.join(job, "compile.lock"), "a") as lock:
@@ -124,7 +128,7 @@ def _compile_once(job: str, plan: TaskPlan) -> bool:
     return True
 
 
-def compile_program(job: str, plan: TaskPlan) -> bool:
+def compile_program(job: str, plan: BatchPlan) -> bool:
     """Whether the program is ready to run, if it has to be made here."""
     if plan.compile:
         tree = os.path.join(job, outputs.WORK, plan.folder)

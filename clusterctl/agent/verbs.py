@@ -96,13 +96,17 @@ def _hand_in(job: str, system: str, name: str, patience: str) -> None:
     _survey(os.path.join(job, "..", ".."), system, os.path.basename(job))
 
 
-def _task(job: str, *early: str) -> None:
-    from . import queues, tasks
-
+def _batch(job: str, *early: str) -> None:
+    """A job of a batch system, or a task of its array."""
     with open(os.path.join(job, "plan.json")) as file:
-        plan = messages.read(messages.TaskPlan, json.load(file))
-    code = tasks.run(job, plan, queues.load(plan.system).find_point, list(early))
-    sys.exit(1 if code in (99, 100) else code)  # Grid Engine has uses of its own for them
+        plan = messages.read(messages.BatchPlan, json.load(file))
+    if plan.job is None:
+        from . import queues, tasks
+
+        sys.exit(tasks.run(job, plan, queues.load(plan.system).find_point, list(early)))
+    from . import batch
+
+    sys.exit(batch.BatchSupervisor(job, plan, plan.job).see_through(early))
 
 
 # ------------------------------------------------------------------------------------ processes
@@ -199,21 +203,6 @@ def _send_output(job: str) -> None:
     mirror.send_output(job, sys.stdout.buffer)
 
 
-def _newest(job: str, attempt: str, ranks: str) -> None:
-    """Notes the snapshot that a job goes on from whose nodes share a disk. Exits with 3 where its
-    ranks must not start."""
-    from . import resume
-
-    with open(os.path.join(job, "plan.json")) as file:
-        plan = messages.read(messages.SnapshotPlan, json.load(file))
-    assert plan.resume
-    wish = messages.SnapshotWish(plan.kept, int(ranks), int(ranks), (), plan.resume)
-    kind, *reason = resume.choose(job, int(attempt), wish)
-    if kind == resume.REFUSED:
-        sys.stderr.write(f"clusterctl: {reason[0]}\n")
-        sys.exit(3)
-
-
 def _hand(job: str, attempt: str, whole_folder: str) -> None:
     """The snapshot that an attempt goes on from."""
     from . import resume
@@ -268,6 +257,7 @@ VERBS: Dict[str, Callable[..., None]] = {
     "ask": _ask,
     "attend": _attend,
     "await": _await,
+    "batch": _batch,
     "built": outputs.note_built,
     "cancel": _cancel,
     "clean": _clean,
@@ -281,7 +271,6 @@ VERBS: Dict[str, Callable[..., None]] = {
     "link": _link,
     "list": _list,
     "mirrored": _mirrored,
-    "newest": _newest,
     "pack": _pack,
     "points": _points,
     "receive": _receive,
@@ -294,7 +283,6 @@ VERBS: Dict[str, Callable[..., None]] = {
     "store": _store,
     "submit": _submit,
     "survey": _survey,
-    "task": _task,
 }
 
 

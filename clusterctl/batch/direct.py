@@ -18,7 +18,6 @@ from clusterctl.agent.messages import (
     MirrorPlan,
     PlannedNode,
     ResumePlan,
-    SnapshotPlan,
 )
 from clusterctl.batch import verdict
 from clusterctl.batch.system import BatchSystem, Preview, ask_agent
@@ -55,17 +54,6 @@ CLEAN_LIMIT = 15
 without us, and the job is lost when it is done."""
 ASK_TIMEOUT = CLEAN_LIMIT + 10.0
 """Seconds that a node has to answer a question about a job."""
-
-WATCHING: Mapping[str, int] = {
-    # Between two looks whether mpirun still waits for ranks that have all ended.
-    "end_poll": 20,
-    # Beyond its own limit after which a look for output, or the pause before it, says of the
-    # machine that it was asleep or stood still, and nothing of the ranks.
-    "hang_slack": 10,
-    # For a node to read the stacks of its ranks, which happens at the same time.
-    "stacks_limit": 4 * STACK_LIMIT,
-}
-"""Seconds, as the plan and the scripts of batch systems name them."""
 
 HANG_POLL = 15.0
 """Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
@@ -230,19 +218,19 @@ class Direct(BatchSystem):
         return ("/bin/sh", "-c", ask_agent("cancel"))
 
 
-def make_plan(job: Job, cluster: Cluster) -> JobPlan:
-    """What the supervisor of a job is told."""
+def make_plan(job: Job, cluster: Cluster, *, placed: bool = True) -> JobPlan:
+    """What the supervisor of a job is told; not `placed`: its nodes are not known yet, and share a
+    disk."""
     launcher, spec = cluster.launcher, job.spec
-    where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
     # Nodes on one host can only be lost together.
-    mirrored = bool(spec.sync) or not cluster.one_host
-    limit, snapshots = spec.hang_timeout, plan_snapshots(job)
+    mirrored = placed and (bool(spec.sync) or not cluster.one_host)
+    limit = spec.hang_timeout
     return JobPlan(
         id=job.id,
         tag=f"CLUSTERCTL_JOB={cluster.id}/{job.id};",
         root=launcher.root,
         launcher=launcher.name,
-        nodes=_list_involved(job, cluster, where),
+        nodes=_list_involved(job, cluster) if placed else [],
         holders=[Holder(place.node, place.first, place.count) for place in job.placement],
         ranks=len(job.processes),
         now=spec.now,
@@ -253,8 +241,8 @@ def make_plan(job: Job, cluster: Cluster) -> JobPlan:
         hang_poll=min(HANG_POLL, limit / 4) if limit else 0,
         output=OUTPUT,
         least_output=LEAST_OUTPUT,
-        kept=snapshots.kept,
-        resume=snapshots.resume,
+        kept=list(spec.keep_files or SNAPSHOTS),
+        resume=_plan_resume(job) if spec.resume_args else None,
         restores=mirrored and not spec.is_sweep,
         rerun_of=job.rerun_of,
         mirrored=mirrored,
@@ -265,18 +253,15 @@ def make_plan(job: Job, cluster: Cluster) -> JobPlan:
             longest=LONGEST_INTERVAL,
             always=bool(spec.sync),
         ),
-        **WATCHING,
+        end_poll=20,
+        hang_slack=10,
+        stacks_limit=4 * STACK_LIMIT,
     )
 
 
-def render_plan(plan: JobPlan | SnapshotPlan | messages.TaskPlan) -> str:
+def render_plan(plan: JobPlan | messages.BatchPlan) -> str:
     """The file plan.json."""
     return json.dumps(messages.spell_out(plan), indent=1)
-
-
-def plan_snapshots(job: Job) -> SnapshotPlan:
-    kept = list(job.spec.keep_files or SNAPSHOTS)
-    return SnapshotPlan(kept, _plan_resume(job) if job.spec.resume_args else None)
 
 
 def _plan_resume(job: Job) -> ResumePlan:
@@ -299,8 +284,8 @@ def _plan_resume(job: Job) -> ResumePlan:
     )
 
 
-def _list_involved(job: Job, cluster: Cluster, where: Mapping[str, str]) -> list[PlannedNode]:
-    """The launcher, and the nodes with ranks. `where`: the job's folder on each."""
+def _list_involved(job: Job, cluster: Cluster) -> list[PlannedNode]:
+    """The launcher, and the nodes with ranks."""
     launcher = cluster.launcher
     placed = (place.node for place in job.placement)
     involved = [cluster.node(name) for name in dict.fromkeys((launcher.name, *placed))]
@@ -309,7 +294,7 @@ def _list_involved(job: Job, cluster: Cluster, where: Mapping[str, str]) -> list
             name=node.name,
             host=node.name,
             aliases=[] if cluster.one_host else _list_aliases(node, involved),
-            folder=where[node.name],
+            folder=f"{node.root}/jobs/{job.id}",
             here=node.name == launcher.name or cluster.one_host,
         )
         for node in involved
@@ -324,20 +309,6 @@ def _list_aliases(node: Node, nodes: Sequence[Node]) -> list[str]:
 
 def _list_names(node: Node) -> set[str]:
     return {node.name, node.facts.hostname, node.address, node.private_address}
-
-
-def list_watch_values(job: Job) -> dict[str, object]:
-    """What the scripts of all batch systems need that watch and start ranks. `snapshots`:
-    whether they are looked for."""
-    spec, limit = job.spec, job.spec.hang_timeout
-    return {
-        "hang_timeout": f"{limit:g}" if limit else "",
-        "hang_poll": f"{min(HANG_POLL, limit / 4):g}",
-        "snapshots": bool(spec.resume_args),
-        "resumes": job.resumes,
-        "output": OUTPUT,
-        "least_output": LEAST_OUTPUT,
-    }
 
 
 def make_delimiter(job: Job) -> str:

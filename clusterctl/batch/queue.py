@@ -84,7 +84,7 @@ class QueueSystem(BatchSystem):
     )
     ask_limit = 45.0  # as long as a silent queue may take to be given up, twice, and then some
     poll = 0.5
-    logs = ("launch.err", "launch.out", "batch.out")
+    logs = ("mpirun.err", "mpirun.out", "batch.out")
 
     system: ClassVar[str]
     prefix: ClassVar[str]
@@ -100,8 +100,6 @@ class QueueSystem(BatchSystem):
     a script whose ranks all ended well has written that down before it ended."""
     signals: ClassVar[Sequence[tuple[str, str]]]
     """The warnings that the script gets, and what each means: `checkpoint` or `stopped`."""
-    requeue_code: ClassVar[int] = 0
-    """The exit code with which a script asks to be run again."""
     ours: ClassVar[tuple[str, ...]]
     """Beginnings of the directives that serve our job folder: no use in an emitted script."""
     native_env: ClassVar[Sequence[tuple[str, str, str]]] = ()
@@ -189,50 +187,43 @@ class QueueSystem(BatchSystem):
     # --------------------------------------------------------------------------------- the scripts
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
-        root, spec = cluster.launcher.root, job.spec
+        folder = f"{cluster.launcher.root}/jobs/{job.id}"
         common = {
-            **self._describe(job, plan, "work"),
-            "directives": self._render_head(self.directives(spec, job.id)),
+            **self._describe(job, plan),
+            "directives": self._render_head(self.directives(job.spec, job.id)),
             "tag": f"{cluster.id}/{job.id};",
-            "folder": f"{root}/jobs/{job.id}",
+            "folder": folder,
         }
-        if spec.is_sweep:
-            compiled = plan_compilation(spec.program, spec.env)
-            task = messages.TaskPlan(
-                system=self.system,
-                warnings=[name for name, _ in self.signals if name != "TERM"],
-                notice=spec.notice,
-                folder=spec.program.folder,
-                compile=compiled.script if compiled else "",
-                built=common["built"],
-            )
-            script = assets.render("batch/points.sh.j2", verb="task", **common)
-            return {"job.sh": script, "plan.json": direct.render_plan(task)}
-        timers = []
-        if spec.timeout:
-            timers.append((f"{spec.timeout:g}", "echo timeout >stop"))
-        if warn_after := self.warn_after(spec):
-            timers.append((f"{warn_after:g}", "kill -USR1 $$"))
-        text = assets.render(
-            "batch/job.sh.j2",
-            traps=[(*row, self.name_passed(spec, row[0])) for row in self.signals],
-            root=root,
-            grace=math.ceil(spec.save_time),
-            answer_limit=ANSWER_MARGIN,
-            timers=timers,
-            **direct.WATCHING,
-            **direct.list_watch_values(job),
-            **common,
+        files = {
+            "job.sh": assets.render("batch/job.sh.j2", **common),
+            "plan.json": direct.render_plan(self._plan_job(job, cluster)),
+        }
+        if job.spec.is_sweep:
+            return files
+        agent = assets.render(f"{self.system}/agent.sh.j2", folder=folder)
+        launch = assets.render("batch/launch.sh.j2", **common)
+        return {**files, "launch.sh": launch, "clusterctl-agent": agent}
+
+    def _plan_job(self, job: Job, cluster: Cluster) -> messages.BatchPlan:
+        spec = job.spec
+        compiled = plan_compilation(spec.program, spec.env)
+        whole = direct.make_plan(job, cluster, placed=False)._replace(answer_limit=ANSWER_MARGIN)
+        return messages.BatchPlan(
+            system=self.system,
+            signals=[(*row, self.name_passed(spec, row[0])) for row in self.signals],
+            notice=spec.notice,
+            folder=spec.program.folder,
+            compile=compiled.script if compiled else "",
+            built=os.path.normpath(f"{spec.program.folder}/{spec.program.target}"),
+            warn_after=self.warn_after(spec),
+            requeues="requeue" in spec.native,
+            job=None if spec.is_sweep else whole,
         )
-        agent = assets.render(f"{self.system}/agent.sh.j2", folder=f"{root}/jobs/{job.id}")
-        files = {"job.sh": text, "clusterctl-agent": agent}
-        if spec.resume_args:
-            files["plan.json"] = direct.render_plan(direct.plan_snapshots(job))
-        return files
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""
         what = job.spec.program
+        compiled = plan_compilation(what, job.spec.env)
         lines = self.directives(job.spec, job.id)
         lines = [line for line in lines if not line.startswith(self.ours)]
         return assets.render(
@@ -245,16 +236,15 @@ class QueueSystem(BatchSystem):
             env=sorted(plan.env.items()),
             program=next(iter(plan.programs.values())),
             agent=assets.render(f"{self.system}/agent.sh.j2", folder=""),
-            **self._describe(job, plan, ".."),
+            compile=compiled.script if compiled else "",
+            **self._describe(job, plan),
         )
 
     def _render_head(self, lines: Sequence[str]) -> list[str]:
         return [f"{self.prefix} {line}" for line in lines]
 
-    def _describe(self, job: Job, plan: LaunchPlan, tree: str) -> dict[str, Any]:
-        """What the templates of scripts share; `tree` is where they see the program's files."""
-        what = job.spec.program
-        compiled = plan_compilation(what, job.spec.env)
+    def _describe(self, job: Job, plan: LaunchPlan) -> dict[str, Any]:
+        """What the templates of scripts share."""
         return {
             "batch": self,
             "system": self.system,
@@ -263,9 +253,6 @@ class QueueSystem(BatchSystem):
             "plan": plan,
             "fast": FAST,
             "device_env": plan.device_env,
-            "compile": compiled.script if compiled else "",
-            "tree": f"{tree}/{what.folder}",
-            "built": os.path.normpath(f"{what.folder}/{what.target}"),
         }
 
     # ------------------------------------------------------------------------------- its commands

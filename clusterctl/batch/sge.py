@@ -65,9 +65,6 @@ GONE: dict[str, JobState] = {
     "FAILED": JobState.FAILED,
 }
 
-REQUEUE_CODE = 99
-"""A job that exits with it is put back into the queue (`man sge_conf`, FORBID_RESCHEDULE)."""
-
 
 class Sge(QueueSystem):
     system = "sge"
@@ -81,7 +78,6 @@ class Sge(QueueSystem):
     # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is announced
     # by USR1, which is then taken for the end: better saved once too often.
     signals = (("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped"))
-    requeue_code = REQUEUE_CODE
     ours = ("-o ", "-notify", "-r ")
     launchers = ("auto", "mpirun")
 

@@ -47,6 +47,20 @@ def test_a_task_finds_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sge.find_point(todo) == ("4", ids)
 
 
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("notify  00:01:20", 80), ("notify 0:0:5,[@a=0:1:0]", 5), ("", 45)]
+)
+def test_a_queue_of_grid_engine_says_how_long_a_job_has(
+    said: str, seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"#!/bin/sh\n[ \"$*\" = '-sq main.q' ] && printf 'qname main.q\\n{said}\\n'\n"
+    (tmp_path / "qconf").write_text(text)
+    (tmp_path / "qconf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("QUEUE", "main.q")
+    assert sge.find_time_to_end(45) == seconds
+
+
 def test_what_tasks_note_is_told_as_of_other_jobs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -69,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
     job = tmp_path / "jobs" / "7"
     (job / "out").mkdir(parents=True)
     write_agent(job)
-    plan = {"system": "slurm", "notice": 45, "warnings": ["USR1"]}
+    plan = {"system": "slurm", "notice": 45, "signals": [["USR1", "checkpoint", ""]]}
     plan |= dict.fromkeys(("folder", "compile", "built"), "")
     for name, text in {
         "plan.json": json.dumps(plan),
@@ -87,7 +101,7 @@ def start(folder: Path, point: int, script: str, *early: str) -> subprocess.Pope
     note = f"cd {folder}/out; end() {{ echo $1 100.5 1 >rank-$point.exit; exit $1; }}; point=$1"
     (folder / "rank.sh").write_text(f"{note}\n{script}\n")
     return subprocess.Popen(
-        ["/bin/sh", folder / "agent.sh", "task", *early],
+        ["/bin/sh", folder / "agent.sh", "batch", *early],
         env={"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": str(point)},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -110,8 +111,7 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
     lines = sge.Sge().directives(made.spec, made.id)
     for line in ("-pe mpi 4", "-l h_vmem=15G", "-q all.q", "-P p", "-m be", "-l h_rt=3600"):
         assert line in lines
-    assert "kill -USR1 $$" in _script(made)
-    assert "later 3540 " in _script(made)
+    assert _plan(made)["warn_after"] == 3540
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [(5.0, 60), (119.5, 120)])
@@ -119,7 +119,7 @@ def test_a_job_is_warned_as_early_as_its_ranks_need_to_save(grace: float, second
     slow = batch_job("slurm", native={"time": "1:00:00"}, grace=grace)
     assert f"--signal=B:USR1@{seconds}" in slurm.Slurm().directives(slow.spec, slow.id)
     slow = batch_job("sge", native={"time": "1:00:00"}, grace=grace)
-    assert f"later {3600 - seconds} " in _script(slow)
+    assert _plan(slow)["warn_after"] == 3600 - seconds
 
 
 @rows("changes, grace, notice", "batch.a_notice_is_time_to_save")
@@ -158,11 +158,16 @@ def test_a_venv_has_one_path_wherever_ranks_start(
     assert plan.path == python.format(here=tmp_path).removesuffix("/python")
 
 
-def _script(made: Job) -> str:
+def _plan(made: Job) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_files(made)["plan.json"])
+    return found
+
+
+def _files(made: Job) -> dict[str, str]:
     where = site(made.scheduler)
     wanted = replace(request(), spec=made.spec, cluster=where, placement=made.placement)
     plan = launcher.plan_launch("batch", wanted)
-    return load_system(made.scheduler).script(made, where, plan)["job.sh"]
+    return load_system(made.scheduler).script(made, where, plan)
 
 
 @rows("system, native, word", "batch.an_option_that_cannot_be")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,6 @@ from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, program, spec
 from tests.unit.scripts import HOSTILE, OF_ANOTHER, PLAIN, SEES, place_agent, seen_by_program, until
 from tests.unit.tables import rows
-from tests.unit.uptime import SILENCE, Uptime
 
 FAKES = {
     "srun": """#!/bin/sh
@@ -162,7 +162,7 @@ def test_a_slurm_without_pmix(
     found = verdict.judge(one, (folder / "state").read_text())
     if mpi in ("mpirun", "--mpi"):
         assert found.state is JobState.FAILED
-        assert mpi in (folder / "launch.err").read_text()
+        assert mpi in (folder / "mpirun.err").read_text()
         assert not (tools / "srun.called").exists()
     else:
         assert found.state is JobState.SUCCEEDED
@@ -195,10 +195,15 @@ def start(
     """Starts a job whose ranks run some lines of sh."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def one(script: str, change: Callable[[str], str] = str, **changes: Any) -> Batch:
+    def one(
+        script: str, planned: Mapping[str, float] = {}, agent: str = "", **changes: Any
+    ) -> Batch:
         where, job, plan = made(tmp_path, ("/bin/sh", "-c", script), **changes)
         folder = staged(tmp_path, where, job, plan)
-        (folder / "job.sh").write_text(change((folder / "job.sh").read_text()))
+        whole = json.loads((folder / "plan.json").read_text())
+        whole["job"].update(planned)
+        (folder / "plan.json").write_text(json.dumps(whole))
+        (folder / "agent.sh").write_text(f"{agent}\n{(folder / 'agent.sh').read_text()}")
         argv = [request.param, folder / "job.sh"]
         started.append(subprocess.Popen(argv, env=slurm, start_new_session=True))
         return Batch(job, folder, started[-1])
@@ -245,6 +250,11 @@ def test_a_batch_job_that_is_warned_saves(start: Callable[..., Batch], requeue: 
     assert len(list((batch.folder / "work").glob("saved-*"))) == 2
 
 
+def test_a_warning_is_not_lost_while_the_agent_starts(start: Callable[..., Batch]) -> None:
+    warned = '[ "$1" != batch ] || kill -USR1 $$'
+    assert start(SAVES, agent=warned).end().state is JobState.TIMEOUT
+
+
 def test_a_batch_job_that_the_system_ends_leaves_the_verdict_to_it(
     start: Callable[..., Batch],
 ) -> None:
@@ -268,44 +278,17 @@ def test_a_launcher_that_says_0_is_not_believed(
 ) -> None:
     """Some miss how a rank has ended: what counts is what each has left."""
     (tmp_path / "tools" / "srun.forgets").touch()
-    found = start("exit $((RANK * 3))", lambda text: text.replace("-lt 20", "-lt 2")).end()
+    found = start("exit $((RANK * 3))", {"confirm": 0.2}).end()
     assert (found.state, found.program_exit_code) == (JobState.FAILED, 3)
 
 
-def test_a_batch_job_that_hangs_is_ended_and_tried_again(
-    start: Callable[..., Batch], tmp_path: Path
-) -> None:
-    """As long as one rank prints, nothing hangs."""
-    script = (
-        'echo started; [ "$CLUSTERCTL_ATTEMPT" = 1 ] || exit 0; [ $RANK = 0 ] ||'
-        " for n in 1 2 3; do until [ -e $n ]; do sleep 0.05; done; echo $n; done; sleep 60"
-    )
-    uptime = Uptime(tmp_path, until)
-    batch = start(script, uptime.change, hang_timeout=SILENCE, retries=1)
-    batch.wait_for_ranks()
-    wrote = batch.folder / "out" / "rank-1.out"
-    for number in "123":
-        uptime.settle()
-        uptime.go_on(SILENCE / 2)
-        (batch.folder / "work" / number).touch()
-        until(lambda number=number: number in wrote.read_text())
-    uptime.fall_silent()
-    found = batch.end()
+def test_a_batch_job_that_hangs_is_ended_and_tried_again(start: Callable[..., Batch]) -> None:
+    script = 'echo started; [ "$CLUSTERCTL_ATTEMPT" = 2 ] || sleep 60'
+    found = start(script, {"hang_poll": 0.1}, hang_timeout=2.0, retries=1).end()
     assert (found.state, found.attempt) == (JobState.SUCCEEDED, 2)
-    assert wrote.read_text().split() == ["started", "1", "2", "3", "started"]
-
-
-def test_a_batch_job_that_hangs_says_so(start: Callable[..., Batch], tmp_path: Path) -> None:
-    uptime = Uptime(tmp_path, until)
-    batch = start("echo started; sleep 60", uptime.change, hang_timeout=SILENCE)
-    batch.wait_for_ranks()
-    uptime.fall_silent()
-    found = batch.end()
-    assert (found.state, found.failure) == (JobState.FAILED, None)
-    assert found.reason == (
-        f"hung: no rank printed anything for {SILENCE:g} s;"
-        " no stack of ranks 0, 1: sh is not a Python program"
-    )
+    [hang] = found.hangs
+    assert (hang.attempt, hang.seconds) == (1, 2.0)
+    assert "sh is not a Python program" in verdict.describe_hang(found, hang)
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -314,10 +297,7 @@ def test_a_launcher_that_misses_the_end_of_its_ranks_is_ended(
 ) -> None:
     (tmp_path / "tools" / "srun.misses").touch()
 
-    def quick(text: str) -> str:
-        return text.replace("pause 20 &&", "pause 0.2 &&").replace("pause 5\n", "pause 0.1\n")
-
-    found = start(f"exit {code}", quick).end()
+    found = start(f"exit {code}", {"end_poll": 0.2, "confirm": 0.1}).end()
     assert found.state is (JobState.FAILED if code else JobState.SUCCEEDED)
     assert found.program_exit_code == code
 

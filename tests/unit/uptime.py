@@ -1,12 +1,10 @@
-"""A clock owned by a test, by which the scripts of a job measure how long its ranks are silent."""
+"""A clock owned by a test, by which a supervisor measures how long its ranks are silent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from shlex import quote
 
-READS = "cut -d ' ' -f 1 /proc/uptime;"
 SILENCE = 12.0
 """Seconds of --hang-timeout that may pass at once: more would be a machine that was asleep."""
 
@@ -21,13 +19,6 @@ class Uptime:
         self._seconds = 100.0
         self._looks.touch()
         self.go_on(0)
-
-    def change(self, script: str) -> str:
-        """`script` with this clock, and without the pauses before it looks at the clock again."""
-        own = f"echo >>{quote(str(self._looks))}; cut -d ' ' -f 1 {quote(str(self._file))};"
-        return script.replace(READS, own).replace(
-            f"while pause {SILENCE / 4:g}; do", "while pause 0.1; do"
-        )
 
     def go_on(self, seconds: float) -> None:
         self._seconds += seconds
