@@ -72,8 +72,9 @@ take_gpu() { # NUMBER: whether no other job on this node has that GPU; until thi
 } 2>/dev/null
 
 # Others after each start of this node. A container has its host's boot id, and a first process of its own.
+# Nodes of a batch system share the folder.
 { read -r cctl_boot && read -r cctl_first </proc/1/stat; } </proc/sys/kernel/random/boot_id
-printf '%s\n' "$cctl_boot" "$cctl_first" >"$cctl_job/out/boot"
+[ -n "$cctl_batch" ] || printf '%s\n' "$cctl_boot" "$cctl_first" >"$cctl_job/out/boot"
 count_oom; cctl_before=$cctl_oom
 RANK=$cctl_rank; eval "set -- $cctl_program"
 if [ -n "$cctl_resume" ] && [ -s "$cctl_job/snapshot-$cctl_attempt.sh" ]; then

@@ -467,6 +467,16 @@ def test_in_a_batch_job_a_warned_rank_stays_until_all_have_ended(tmp_path: Path)
     assert process.returncode == 42
 
 
+@pytest.mark.parametrize("host", [HOSTNAME, ""], ids=["direct", "batch"])
+def test_nodes_that_share_a_disk_do_not_take_each_other_for_restarted(
+    host: str, tmp_path: Path
+) -> None:
+    """Whichever of them has noted its start last."""
+    rank = Rank(tmp_path / "7", "exit 0", {}, host=host)
+    assert rank.run(OMPI)[0] == 0
+    assert (rank.folder / "out" / "boot").exists() == bool(host)
+
+
 def test_output_is_there_while_the_program_runs_and_an_old_exit_is_not(tmp_path: Path) -> None:
     rank = Rank(tmp_path / "7", "echo now; read -r x; sleep 60", {})
     (rank.folder / "out").mkdir()
