@@ -10,7 +10,7 @@ from functools import partial
 from clusterctl.actions import jobs
 from clusterctl.actions.common import open_pool
 from clusterctl.batch.system import load_system
-from clusterctl.core import assets, clock
+from clusterctl.core import clock
 from clusterctl.core import stacks as core_stacks
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job, JobState
@@ -140,8 +140,12 @@ def _collect(
     refresh: Callable[[Job], Job],
 ) -> Evidence:
     began = time.monotonic()
-    scripts = {name: _render_look(job, cluster, name) for name in list_nodes(job, cluster)}
-    found = doctor_findings.assemble(job, ask_nodes(scripts, pool, deadline.limit(ANSWER)))
+    asked = {name: _render_look(job, cluster, name) for name in list_nodes(job, cluster)}
+    views = ask_nodes(asked, pool, deadline.limit(ANSWER))
+    if bare := [name for name, view in views.items() if view.bare]:
+        submit.place_agents(bare, cluster, pool)
+        views |= ask_nodes({name: asked[name] for name in bare}, pool, deadline.limit(ANSWER))
+    found = doctor_findings.assemble(job, views)
     for view in found.nodes.values():
         view.address = cluster.node(view.name).private_address
     shown = [view for view in found.nodes.values() if not view.error]
@@ -160,15 +164,15 @@ def _collect(
     if ends and deadline.left > SETTLE + took:
         time.sleep(SETTLE)
         again = [name for name, view in found.nodes.items() if not view.error]
-        scripts = {name: _render_look(job, cluster, name, whole=False) for name in again}
-        later = doctor_findings.assemble(job, ask_nodes(scripts, pool, deadline.limit(ANSWER)))
+        asked = {name: _render_look(job, cluster, name, whole=False) for name in again}
+        later = doctor_findings.assemble(job, ask_nodes(asked, pool, deadline.limit(ANSWER)))
         found = doctor_findings.keep_stacks(found, later)
     if any(rank.alive for rank in found.ranks.values()):
         return _watch(found, cluster, pool, report, deadline)
     return found
 
 
-def ask_nodes(scripts: Mapping[str, str], pool: Pool, deadline: Deadline) -> dict[str, NodeView]:
+def ask_nodes(commands: Mapping[str, str], pool: Pool, deadline: Deadline) -> dict[str, NodeView]:
     """What these nodes show until the deadline, and how far their clocks are off; or why they do
     not answer. Each has CONNECT seconds of that for its connection."""
     sent: dict[str, float] = {}
@@ -187,19 +191,14 @@ def ask_nodes(scripts: Mapping[str, str], pool: Pool, deadline: Deadline) -> dic
         def note_answer(data: bytes) -> None:
             answered.setdefault(name, time.time())
 
-        return transport.run(
-            "exec /bin/sh -s",
-            stdin=scripts[name].encode(),
-            timeout=deadline.left,
-            on_stdout=note_answer,
-        )
+        return transport.run(commands[name], timeout=deadline.left, on_stdout=note_answer)
 
     views = {}
-    for result in pool.call_each(ask, list(scripts)):
+    for result in pool.call_each(ask, list(commands)):
         name = result.node
         view = views[name] = node_views.read_look(name, result.text)
         if not view.clock:
-            view.error = result.why
+            view.error, view.bare = result.why, result.exit_code == submit.NO_AGENT
             view.late = bool(result.error) and (name in late or deadline.passed)
         else:
             before, after = sent[name], answered[name]
@@ -211,22 +210,17 @@ def _render_look(job: Job, cluster: Cluster, name: str, *, whole: bool = True) -
     """`whole`: each node that runs ranks tries to reach the next one."""
     node = cluster.node(name)
     ring = list_rank_nodes(job, cluster)
-    peers = []
+    peer = ""
     if whole and name in ring and len(ring) > 1 and not cluster.one_host:
-        peer = cluster.node(ring[(ring.index(name) + 1) % len(ring)])
-        peers = [{"name": peer.name, "host": peer.name}]
-    return assets.render(
-        "insight/look.sh.j2",
-        id=job.id,
-        node=name,
-        root=node.root,
-        tag=f"{cluster.id}/{job.id};",
-        python_folder=node.python.rpartition("/")[0] or "/nowhere",
-        spot=cluster.spec.cloud.spot and bool(node.machine),
-        kernel=node_views.KERNEL,
-        tail=TAIL,
-        peers=peers,
-    )
+        peer = ring[(ring.index(name) + 1) % len(ring)]
+    settings = {
+        "tag": f"CLUSTERCTL_JOB={cluster.id}/{job.id};",
+        "python_folder": node.python.rpartition("/")[0],
+        "tail": TAIL,
+        "spot": cluster.spec.cloud.spot and bool(node.machine),
+        "peer": peer,
+    }
+    return submit.render_question(node, job.id, "show", settings)
 
 
 def _add_stacks(
@@ -252,7 +246,7 @@ def _add_stacks(
         }
         for name, ranks in by_node.items()
     }
-    results, why = _run_spy(found, cluster, pool, deadline, "insight/stacks.sh.j2", values)
+    results, why = _run_spy(found, cluster, pool, deadline, "show_stacks", values)
     for result in results:
         dumps = node_views.read_dumps(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
@@ -273,22 +267,21 @@ def _run_spy(
     cluster: Cluster,
     pool: Pool,
     deadline: Deadline,
-    template: str,
+    verb: str,
     values: Mapping[str, Mapping[str, object]],
 ) -> tuple[tuple[NodeResult, ...], str]:
-    """What a script with py-spy prints on these nodes, with the values of each. Nodes without one
+    """What the agent reads by py-spy on these nodes, with the values of each. Nodes without one
     are given it; and why there is none to give."""
     without = [name for name in values if not found.nodes[name].spy]
     why = submit.explain_missing({cluster.node(n).facts.arch for n in values}) if without else ""
     spies = dict.fromkeys(without, submit.compress() if without and not why else b"")
-    scripts = {}
+    asked = {}
     for name, more in values.items():
-        view, root = found.nodes[name], cluster.node(name).root
-        sudo = "sudo -n" if view.user and view.ptrace_scope else ""
-        scripts[name] = assets.render(
-            template, node=name, root=root, spy=view.spy, sudo=sudo, **more
-        )
-    return pool.run(scripts, stdin=spies, timeout=deadline.left), why
+        node = cluster.node(name)
+        folder = node.python.rpartition("/")[0]
+        more = {**more, "python_folder": folder}
+        asked[name] = submit.render_question(node, found.job.id, verb, more)
+    return pool.run(asked, stdin=spies, timeout=deadline.left), why
 
 
 def _watch(
@@ -318,7 +311,7 @@ def _watch(
         }
         for name, ranks in by_node.items()
     }
-    results, _ = _run_spy(found, cluster, pool, deadline, "insight/moves.sh.j2", values)
+    results, _ = _run_spy(found, cluster, pool, deadline, "show_moves", values)
     for result in results:
         moves = node_views.read_moves(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"

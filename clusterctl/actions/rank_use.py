@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from clusterctl.core import assets
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Node
 from clusterctl.insight import metrics, top
 from clusterctl.insight.top import Look
-from clusterctl.jobs.submit import list_rank_nodes
+from clusterctl.jobs.submit import NO_AGENT, list_rank_nodes, place_agents, render_question
 from clusterctl.transport.pool import Pool
 
 ANSWER = 15.0
@@ -22,9 +21,13 @@ SOON, BETWEEN = 5.0, 2.0
 def look(job: Job, cluster: Cluster, pool: Pool, limit: float = ANSWER) -> dict[str, Look]:
     """What each node with ranks shows now; of one that does not answer, why."""
     names = list_rank_nodes(job, cluster)
-    scripts = {name: _render_script(job, cluster, cluster.node(name)) for name in names}
+    asked = {name: _render_question(job, cluster, cluster.node(name)) for name in names}
+    results = pool.run(asked, names, timeout=limit)
+    if bare := [result.node for result in results if result.exit_code == NO_AGENT]:
+        place_agents(bare, cluster, pool)
+        results += pool.run(asked, bare, timeout=limit)
     found = {}
-    for result in pool.run("exec /bin/sh -s", names, stdin=scripts, timeout=limit):
+    for result in results:
         seen = top.read_top(result.node, result.text)
         seen.error = seen.error and (result.error or seen.error)
         found[result.node] = seen
@@ -41,14 +44,11 @@ def describe_rank_use(
     return top.describe_use(before, look(job, cluster, pool, SOON))
 
 
-def _render_script(job: Job, cluster: Cluster, node: Node) -> bytes:
+def _render_question(job: Job, cluster: Cluster, node: Node) -> str:
     devices = (i.device for i in node.facts.interfaces if i.address == node.private_address)
-    return assets.render(
-        "insight/tick.sh.j2",
-        id=job.id,
-        node=node.name,
-        root=node.root,
-        tag=f"{cluster.id}/{job.id};",
-        device=next(devices, ""),
-        marks=b"|".join(metrics.list_marks()).decode(),
-    ).encode()
+    settings = {
+        "tag": f"CLUSTERCTL_JOB={cluster.id}/{job.id};",
+        "device": next(devices, ""),
+        "marks": b"|".join(metrics.list_marks()).decode(),
+    }
+    return render_question(node, job.id, "show_use", settings)

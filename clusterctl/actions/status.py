@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from clusterctl.actions import costs
-from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Node, Phase, shorten
@@ -126,7 +125,10 @@ def _render_live_question(node: Node) -> str:
     """sh for its load, its deadline, its clock, and what its GPUs do."""
     asked = f"cat /proc/loadavg; {deadlines.render_question()}; {deadlines.CLOCK}"
     if node.facts.gpus:
-        asked += "\n" + assets.render("insight/gpus.sh.j2", seconds=GPU_ANSWER, jobs=True)
+        from clusterctl.jobs import submit
+
+        settings = {"of_jobs": True, "seconds": GPU_ANSWER}
+        asked += f"; ({submit.render_question(node, 0, 'show_gpus', settings)})"
     return f"{asked}\nexit 0"
 
 

@@ -6,11 +6,15 @@ import base64
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+import time
+from functools import partial
+from typing import IO, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
 
 from . import processes
 
@@ -19,6 +23,8 @@ SETTINGS = "stacks.json"
 seconds for a Python stack, twice as long for one with its C functions; the `largest` note."""
 SENT = "py-spy.gz"
 """One that came with the job."""
+GLANCE, PAUSE = 0.5, 0.7
+"""Seconds between two looks at counters, and at the stacks of ranks that are watched."""
 
 
 class FirstProcess(NamedTuple):
@@ -33,17 +39,14 @@ def list_stacks(job: str, tag: str) -> Iterator[Tuple[str, int, str]]:
     with open(os.path.join(job, SETTINGS)) as file:
         settings = json.load(file)
     with tempfile.TemporaryDirectory(prefix=".stacks-", dir=job) as scratch:
-        spy = _find_spy(job, scratch, settings["python_folder"])
+        spy = _find_spy(os.path.join(job, SENT), scratch, settings["python_folder"])
         ranks = find_ranks(job, tag)
         dumps = [
-            _Dump(os.path.join(scratch, rank), spy, process.pid, settings["limit"])
+            partial(_dump_rank, spy, process.pid, settings["limit"], os.path.join(scratch, rank))
             for rank, process in ranks.items()
             if spy and process.is_python
         ]
-        for dump in dumps:
-            dump.start()
-        for dump in dumps:
-            dump.join()
+        _do_all(dumps)
         for rank, process in ranks.items():
             text = b"".join(_describe(job, process, bool(spy), settings["why"]))
             text += _read_dump(os.path.join(scratch, rank))
@@ -84,51 +87,55 @@ def _read_start(pid: int) -> int:
     return int(fields[19]) if len(fields) > 19 else 0
 
 
-def _find_spy(job: str, scratch: str, folder: str) -> List[str]:
-    """The command; [] where there is none that runs here."""
-    path = shutil.which("py-spy", path=folder) or shutil.which("py-spy") or ""
+def locate_spy(folder: str) -> str:
+    """py-spy beside the node's Python, or on PATH; "" where there is none."""
+    return shutil.which("py-spy", path=folder) or shutil.which("py-spy") or ""
+
+
+def _find_spy(packed: Union[str, IO[bytes]], scratch: str, folder: str) -> List[str]:
+    """The command, of the node's own py-spy or that which was sent, compressed; [] where there is
+    none that runs here."""
+    path = locate_spy(folder)
     if not path:
         path = os.path.join(scratch, "py-spy")
         try:
-            with gzip.open(os.path.join(job, SENT)) as packed, open(path, "wb") as file:
-                shutil.copyfileobj(packed, file)
+            with gzip.open(packed) as source, open(path, "wb") as file:
+                shutil.copyfileobj(source, file)
             os.chmod(path, 0o700)
             null = subprocess.DEVNULL
             subprocess.run([path, "--version"], stdout=null, stderr=null, check=True)
-        except (OSError, subprocess.CalledProcessError):
+        except (OSError, EOFError, subprocess.CalledProcessError):
             return []
     scope = processes.read("/proc/sys/kernel/yama/ptrace_scope").strip() or b"0"
     sudo = ["sudo", "-n"] if os.getuid() and scope != b"0" else []
     return [*sudo, path]
 
 
-class _Dump(threading.Thread):
-    """Reads the stacks of a process into `place`.python, and then .native."""
+def _dump(spy: List[str], pid: int, seconds: float, path: str, *words: str) -> None:
+    """What py-spy prints of a process, and says, into that file and another one. It may take for
+    ever where the process waits for a disk."""
+    command = ["timeout", "-k", "1", str(seconds), *spy, "dump", "--json", *words, "--pid"]
+    null = subprocess.DEVNULL
+    with open(path, "wb") as out, open(path + ".err", "wb") as errors:
+        subprocess.run([*command, str(pid)], stdin=null, stdout=out, stderr=errors, check=False)
 
-    def __init__(self, place: str, spy: List[str], pid: int, limit: int) -> None:
-        super().__init__(daemon=True)
-        self._place, self._spy, self._pid, self._limit = place, spy, pid, limit
 
-    def run(self) -> None:
-        state = _read_fields(self._pid)[:1]
-        if state and state[0] in (b"T", b"t", b"D"):  # it would not stop for a reader
-            self._dump("python", self._limit, "--nonblocking")
-        else:  # the quick part first: the C stack needs the symbols of all libraries
-            self._dump("python", self._limit)
-            self._dump("native", 2 * self._limit, "--native")
+def _dump_rank(spy: List[str], pid: int, limit: float, place: str) -> None:
+    """Into `place`.python, and then .native."""
+    state = _read_fields(pid)[:1]
+    if state and state[0] in (b"T", b"t", b"D"):  # it would not stop for a reader
+        _dump(spy, pid, limit, place + ".python", "--nonblocking")
+    else:  # the quick part first: the C stack needs the symbols of all libraries
+        _dump(spy, pid, limit, place + ".python")
+        _dump(spy, pid, 2 * limit, place + ".native", "--native")
 
-    def _dump(self, kind: str, seconds: int, *words: str) -> None:
-        """It may take for ever where the process waits for a disk."""
-        command = ["timeout", "-k", "1", str(seconds), *self._spy, "dump", "--json", "--pid"]
-        path = f"{self._place}.{kind}"
-        with open(path, "wb") as out, open(path + ".err", "wb") as errors:
-            subprocess.run(
-                [*command, str(self._pid), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-                check=False,
-            )
+
+def _do_all(calls: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _describe(job: str, process: FirstProcess, has_spy: bool, why: str) -> Iterator[bytes]:
@@ -154,3 +161,120 @@ def _read_dump(place: str) -> bytes:
         return b""
     prefix = b"Error: "
     return b"why " + (error[len(prefix) :] if error.startswith(prefix) else error) + b"\n"
+
+
+# ------------------------------------------------------------------------------------ for doctor
+# What it asks: facts, as views.py has them. py-spy comes on stdin where the node has none.
+
+
+def show_stacks(
+    job: str,
+    pids: Sequence[int],
+    helpers: Sequence[int],
+    stopped: Sequence[int],
+    limit: float,
+    python_folder: str,
+) -> Iterator[Tuple[object, ...]]:
+    """The stacks of some processes, and the use of the processor of the first ones."""
+    with _make_scratch(job) as scratch:
+        spy = _find_spy(sys.stdin.buffer, scratch, python_folder)
+        # The quick part comes first, for there may be no time for more.
+        quick = {pid: ["--nonblocking"] * (pid in stopped) for pid in (*pids, *helpers)}
+        slow = {pid: ["--native"] for pid in pids if pid not in stopped}
+        yield from _show_dumps(spy, scratch, "stack", quick, limit, "--locals")
+        yield from _show_use("before", pids)  # not meanwhile: a process stands still for py-spy
+        time.sleep(GLANCE)
+        yield from _show_use("after", pids)
+        yield from _show_dumps(spy, scratch, "stack", slow, limit, "--locals")
+        yield ("done",)
+
+
+def show_moves(
+    job: str,
+    ranks: Sequence[Tuple[int, str]],
+    native: bool,
+    seconds: int,
+    limit: float,
+    python_folder: str,
+) -> Iterator[Tuple[object, ...]]:
+    """Whether some processes go on: how often the main threads of those that sleep have slept,
+    before and after a while (less if one has moved), what those that poll or read have read and
+    written, and their stacks, read two times more: of ranks that share memory, only these tell."""
+    with _make_scratch(job) as scratch:
+        spy = _find_spy(sys.stdin.buffer, scratch, python_folder)
+        before = {pid: _count_moves(pid, kind) for pid, kind in ranks}
+        waiting = [(pid, kind) for pid, kind in ranks if kind != "late"]
+        # Where none waits for others, none tells when the job goes on, and none minds a look.
+        has_moved = not waiting
+        for _ in range(seconds if has_moved else 2 * seconds):
+            time.sleep(GLANCE)
+            if any(_count_moves(pid, kind) != before[pid] for pid, kind in waiting):
+                has_moved = True
+                break
+        for pid, kind in ranks:
+            yield "moved", pid, before[pid] or "0", _count_moves(pid, kind)
+        if not (has_moved or native):
+            return  # reading the stack of a process wakes it
+        words = {pid: ["--native"] * native for pid, _ in ranks}
+        yield from _show_dumps(spy, scratch, "again", words, limit)
+        time.sleep(PAUSE)
+        yield from _show_dumps(spy, scratch, "again", words, limit)
+
+
+def _make_scratch(job: str) -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix=".doctor-", dir=os.path.dirname(os.path.dirname(job)))
+
+
+def _show_dumps(
+    spy: List[str], scratch: str, fact: str, words: Dict[int, List[str]], limit: float, *more: str
+) -> Iterator[Tuple[object, ...]]:
+    """The stacks of all these processes, read at the same time with the words of each."""
+    paths = {pid: os.path.join(scratch, str(pid)) for pid in words}
+    if spy:
+        _do_all([partial(_dump, spy, p, limit, paths[p], *more, *words[p]) for p in words])
+    for pid, path in paths.items():
+        found, errors = processes.read(path), processes.read(path + ".err")
+        if found:
+            yield fact, pid, base64.b64encode(found).decode()
+        for line in [line for line in errors.decode(errors="replace").splitlines() if line][:1]:
+            yield "failed", pid, line
+
+
+def _show_use(word: str, pids: Sequence[int]) -> Iterator[Tuple[object, ...]]:
+    yield "time", word, processes.read("/proc/uptime").split()[0].decode()
+    for pid in pids:
+        yield word, pid, processes.read(f"/proc/{pid}/stat").decode(errors="replace").strip()
+        yield (f"periods-{word}", pid, *_count_periods(pid))
+
+
+def _count_periods(pid: int) -> Tuple[int, int]:
+    """Of the limits of its cgroups, those that have passed, and those in which one stopped it."""
+    passed = stopped = 0
+    for line in processes.read(f"/proc/{pid}/cgroup").decode().splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds and "cpu" not in kinds.split(","):
+            continue
+        while True:
+            statistics = processes.read(
+                "/sys/fs/cgroup" + "/cpu" * bool(kinds) + path + "/cpu.stat"
+            )
+            counts = dict(row.split() for row in statistics.decode().splitlines())
+            passed += int(counts.get("nr_periods", 0))
+            stopped += int(counts.get("nr_throttled", 0))
+            if not path.strip("/"):
+                break
+            path = path.rpartition("/")[0]
+    return passed, stopped
+
+
+def _count_moves(pid: int, kind: str) -> str:
+    """A number that grows; "" where there is none."""
+    if kind in ("polls", "reads"):
+        counts = re.findall(
+            rb"^[rw]char: (\d+)", processes.read(f"/proc/{pid}/task/{pid}/io"), re.M
+        )
+        return str(sum(map(int, counts))) if counts else ""
+    found = re.search(
+        rb"^voluntary_ctxt_switches:\s*(\d+)", processes.read(f"/proc/{pid}/status"), re.M
+    )
+    return found.group(1).decode() if found else ""

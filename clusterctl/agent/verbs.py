@@ -13,6 +13,8 @@ from .processes import Processes
 
 AWAITED = 3600.0
 """Seconds after which a wait begins anew."""
+SHOWN = ("show", "show_gpus", "show_moves", "show_stacks", "show_use")
+"""Verbs that are functions of views.py and stacks.py."""
 STARTING = 3600.0
 """Seconds in which a job is started with the agent that was just put there."""
 
@@ -132,6 +134,18 @@ def _answer(verb: str) -> Callable[..., None]:
             print(*fact)
 
     return print_facts
+
+
+def _show(verb: str) -> Callable[[str, str], None]:
+    """Prints what there is to see, as `doctor` and `top` take it."""
+
+    def show(job: str, settings: str) -> None:
+        from . import stacks, views
+
+        module = stacks if hasattr(stacks, verb) else views
+        views.write(getattr(module, verb)(job, **json.loads(settings)))
+
+    return show
 
 
 def _stop(job: str, seconds: str) -> None:
@@ -254,6 +268,7 @@ def _forget_others(root: str) -> None:
 
 VERBS: Dict[str, Callable[..., None]] = {
     **{verb: _answer(verb) for verb in ("look", "tend", "written", "stacks", "again", "end")},
+    **{verb: _show(verb) for verb in SHOWN},
     "ask": _ask,
     "attend": _attend,
     "await": _await,

@@ -1,5 +1,5 @@
-"""What nodes show of a job, as plain data: read from what two scripts print on each node
-(templates/insight/look.sh.j2 and stacks.sh.j2). Pure."""
+"""What nodes show of a job, as plain data: read from what the agent prints on each node
+(clusterctl/agent/views.py and stacks.py). Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,6 @@ from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
 
 # -------------------------------------------------------------------------------------------------
 
-KERNEL = (
-    r"Out of memory: Kill|[Mm]emory cgroup out of memory|NVRM: Xid|amdgpu.*(GPU reset|timeout)"
-    r"|I/O error|EXT4-fs error|XFS .*error|NETDEV WATCHDOG|nf_conntrack: table full"
-    r"|Machine check|Hardware Error"
-)
-"""Lines of the kernel's log that say that something failed."""
 LONGEST = 120
 """Characters of a line of output that are told."""
 TICKS = 100.0
@@ -181,6 +175,8 @@ class NodeView:
     name: str
     error: str = ""
     late: bool = False
+    bare: bool = False
+    """It lacks our agent: an older clusterctl has made it ready."""
     listed: bool = False
     """Whether it had the time to list the processes of the job, and for all the rest."""
     whole: bool = False
@@ -211,7 +207,7 @@ _FLAGS = {"absent": "absent", "processes": "listed", "done": "whole"}
 
 
 def read_look(name: str, text: str) -> NodeView:
-    """What look.sh printed. Lines that mean nothing, such as a login shell's, are left out."""
+    """What `show` printed. Lines that mean nothing, such as a login shell's, are left out."""
     view = NodeView(name)
     waits: dict[int, str] = {}
     pythons: set[int] = set()
@@ -337,7 +333,7 @@ class Dump:
 
 
 def read_dumps(text: str) -> dict[int, Dump]:
-    """What stacks.sh printed, by process."""
+    """What `show_stacks` printed, by process."""
     found: dict[int, Dump] = {}
     seen: dict[int, list[RankProcess]] = {}
     times: list[float] = []
@@ -378,7 +374,7 @@ class Moves:
 
 
 def read_moves(text: str) -> dict[int, Moves]:
-    """What moves.sh printed, by process."""
+    """What `show_moves` printed, by process."""
     found: dict[int, Moves] = {}
     for line in text.splitlines():
         with suppress(ValueError):

@@ -13,7 +13,7 @@ from clusterctl.insight.node_views import read_process
 from clusterctl.insight.verify import read_rocm_cards
 
 # -------------------------------------------------------------------------------------------------
-# What the GPUs of a node do at a moment, as `templates/insight/gpus.sh.j2` prints it. Pure.
+# What the GPUs of a node do at a moment, as the agent prints it (`views.show_gpus`). Pure.
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class TopFrame:
 
 
 def read_top(node: str, text: str) -> Look:
-    """What tick.sh printed. Lines that mean nothing, such as a login shell's, are left out."""
+    """What `show_use` printed. Lines that mean nothing, such as a login shell's, are left out."""
     look, tick = Look(node, gpus=read_gpus(text)), 100.0
     printed: dict[int, list[str]] = {}
     for line in text.split("\n"):

@@ -409,6 +409,16 @@ def _require_agent(node: Node) -> str:
     return f"[ -e {script} ] || {{ cat >/dev/null; exit {NO_AGENT}; }}"
 
 
+def render_question(node: Node, job: int, verb: str, settings: Mapping[str, object]) -> str:
+    """The sh that asks our agent there about a job: NO_AGENT where it is missing."""
+    words = (assets.locate_agent(node.root), verb, f"{node.root}/jobs/{job}", json.dumps(settings))
+    return f"{_require_agent(node)}; exec /bin/sh {join(words)}"
+
+
+def place_agents(names: Collection[str], cluster: Cluster, pool: Pool) -> Sequence[NodeResult]:
+    return pool.call_each(lambda name: place_agent(cluster.node(name), pool), list(names))
+
+
 def place_agent(node: Node, pool: Pool) -> NodeResult:
     """Puts it beside the older one, which running jobs keep."""
     pythons = [node.python] if node.python.startswith("/") else []

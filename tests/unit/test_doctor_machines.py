@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions.doctor import ask_nodes
-from clusterctl.core import assets
+from clusterctl.agent import stacks
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import NodeResult
 from clusterctl.core.stacks import explain_kernel
@@ -22,6 +22,7 @@ from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import OnStdout, Transport
 from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, two_ranks, view
 from tests.unit.making import node
+from tests.unit.scripts import until
 from tests.unit.tables import read_rows, rows
 
 CLOCK = 'echo "uptime $(cut -d" " -f1 /proc/uptime) $(date +%s.%N)"\n'
@@ -119,8 +120,8 @@ def test_output_that_is_stored_here_counts_for_nodes_that_do_not_answer() -> Non
 
 
 # ------------------------------------------------------------------------------------------------
-# The script that looks at waiting ranks once more, on a node of its own: real processes, and a
-# py-spy that says whom it was asked about.
+# What looks at waiting ranks once more, on a node of its own: real processes, and a py-spy that
+# says whom it was asked about.
 
 
 SPY = '#!/bin/sh\nfor word; do pid=$word; done\necho "looked at $pid"\n'
@@ -141,26 +142,19 @@ def test_which_ranks_are_looked_at_again(
     spy.write_text(SPY)
     spy.chmod(0o700)
     sleepers = [subprocess.Popen(["sleep", "300"]) for _ in kinds]
+    ranks = [(p.pid, kind) for p, kind in zip(sleepers, kinds, strict=True)]
     try:
-        script = assets.render(
-            "insight/moves.sh.j2",
-            node="worker-1",
-            root=str(tmp_path),
-            spy=str(spy),
-            sudo="",
-            ranks=[(p.pid, kind) for p, kind in zip(sleepers, kinds, strict=True)],
-            native=False,
-            seconds=1,
-            limit=60,
+        waits = [Path(f"/proc/{pid}/wchan") for pid, _ in ranks]
+        until(lambda: all("nanosleep" in path.read_text() for path in waits))
+        facts = stacks.show_moves(
+            str(tmp_path / "jobs" / "7"), ranks, False, 1, limit=60, python_folder=str(tmp_path)
         )
-        done = subprocess.run(
-            ["/bin/sh", "-s"], input=script, capture_output=True, text=True, timeout=120, check=True
-        )
+        said = [" ".join(map(str, fact)) for fact in facts]
     finally:
         for sleeper in sleepers:
             sleeper.kill()
             sleeper.wait()
-    found = node_views.read_moves(done.stdout)
+    found = node_views.read_moves("\n".join(said))
     looks = [len(found[p.pid].looks) if p.pid in found else 0 for p in sleepers]
     assert looks == [2 if number in looked else 0 for number in range(len(kinds))]
 

@@ -306,14 +306,14 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "nvidia-smi": verify.read_nvidia_smi,
     "rocm-smi": verify.read_rocm_smi,
     "reduce_all.py": lambda text: verify.read_reduction("mpi", text),
-    "look.sh": lambda text: node_views.read_look("worker-1", text),
-    "stacks.sh": node_views.read_dumps,
-    "moves.sh": node_views.read_moves,
+    "show": lambda text: node_views.read_look("worker-1", text),
+    "show_stacks": node_views.read_dumps,
+    "show_moves": node_views.read_moves,
     "py-spy": lambda text: stacks.parse_stacks(text, "/work"),
     "idle agent": bootstrap.parse_idle_agent,
     "deadline": lambda text: deadlines.parse_answer(text.splitlines()),
     "load": status.read_live,
-    "tick.sh": lambda text: top.read_top("worker-1", text),
+    "show_use": lambda text: top.read_top("worker-1", text),
     "hang note": lambda text: stacks.read_hang_notes(
         b64encode(gzip.compress(text.encode())).decode()
     ),

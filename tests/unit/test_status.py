@@ -18,6 +18,7 @@ from clusterctl.insight import top
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job
 from tests.unit.provided import provide
+from tests.unit.scripts import place_agent
 from tests.unit.staged import lab
 from tests.unit.test_deadlines import Running
 
@@ -75,6 +76,7 @@ def test_what_gpus_do_and_for_which_job(
     first = replace(first, facts=replace(first.facts, gpus=("Tesla T4", "Tesla T4")))
     open_store().save(replace(made.where, nodes=(launcher, first, second)))
     provide(monkeypatch, "local", Running())
+    place_agent(Path(first.root))
     # On a machine that stands still for seconds.
     monkeypatch.setattr(status, "GPU_ANSWER", 100)
     monkeypatch.setattr(status, "ANSWER", 250.0)

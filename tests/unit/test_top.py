@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shutil
 from pathlib import Path
 
 import pytest
 
+from clusterctl.actions import rank_use
+from clusterctl.agent import views
 from clusterctl.cli.insight import render
-from clusterctl.core.assets import render as render_template
 from clusterctl.core.job import UNPLACED, JobState, Placement
 from clusterctl.insight import top
 from clusterctl.insight.metrics import list_marks
 from clusterctl.insight.top import Look, TopFrame
 from tests.unit.making import cluster, job, spec
+from tests.unit.staged import lab
 
 
 def stat(pid: int, ticks: int, state: str = "R") -> str:
@@ -154,33 +156,25 @@ def test_gpus_and_network_as_text() -> None:
 
 
 @pytest.mark.parametrize("tool", ["nvidia-smi", "rocm-smi"])
-def test_what_a_node_is_asked(tool: str, tmp_path: Path) -> None:
-    """The script itself, with a tool of that vendor on PATH."""
+def test_what_a_node_shows(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tool of that vendor on PATH."""
     printed = "0, 50, 1, 2" if tool == "nvidia-smi" else json.dumps(ROCM)
     fake = tmp_path / tool
     fake.write_text(f"#!/bin/sh\necho '{printed}'\n")
     fake.chmod(0o755)
-    printed = tmp_path / "a b" / "jobs" / "1" / "out"
-    printed.mkdir(parents=True)
-    (printed / "rank-0.out").write_text("iter 3: loss 2.5, time 12.00ms\nsaved\n")
-    (printed / "rank-1.err").write_bytes(b" 3/9 [00:01<00:09, 9it/s, loss=0.5]\r")
+    out = tmp_path / "a b" / "jobs" / "1" / "out"
+    out.mkdir(parents=True)
+    (out / "rank-0.out").write_text("iter 3: loss 2.5, time 12.00ms\nsaved\n")
+    (out / "rank-1.err").write_bytes(b" 3/9 [00:01<00:09, 9it/s, loss=0.5]\r")
     progress = "".join(f"step {step}: loss {step}\n" for step in range(200))
     meant = json.dumps({"clusterctl": {"step": 7, "loss": 0.25}})
-    (printed / "rank-2.out").write_text(f"{progress}{meant}\n{progress}")
-    (printed / "rank-2.err").write_text(progress)
-    (printed / "rank-3.out").write_text(f"{progress}{{'eval_loss': 0.5, 'epoch': 1.0}}\n")
-    values = {"id": 1, "node": "w", "root": str(tmp_path / "a b"), "tag": "x/1;", "device": "lo"}
-    values["marks"] = "|".join(mark.decode() for mark in list_marks())
-    script = render_template("insight/tick.sh.j2", **values)
-    done = subprocess.run(
-        ["/bin/sh", "-s"],
-        input=script,
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    look = top.read_top("w", done.stdout)
+    (out / "rank-2.out").write_text(f"{progress}{meant}\n{progress}")
+    (out / "rank-2.err").write_text(progress)
+    (out / "rank-3.out").write_text(f"{progress}{{'eval_loss': 0.5, 'epoch': 1.0}}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    marks = "|".join(mark.decode() for mark in list_marks())
+    facts = views.show_use(str(out.parent), "CLUSTERCTL_JOB=x/1;", "lo", marks)
+    look = top.read_top("w", "\n".join(" ".join(map(str, fact)) for fact in facts))
     assert look.error == ""
     assert [gpu.used for gpu in look.gpus] == ([0.5] if tool == "nvidia-smi" else [None, 0.05])
     ranks = top.make_rank_lines({}, {"w": look})
@@ -224,3 +218,15 @@ def test_whether_silent_ranks_compute_on_gpus(used: float | None, words: str) ->
     after = looked(102, 0)
     after["w"].gpus = (top.GpuLook(0, used, 0, 1),)
     assert top.describe_use(looked(100, 0), after) == words
+
+
+def test_a_node_of_an_older_clusterctl_is_given_the_agent_that_looks(tmp_path: Path) -> None:
+    site = lab(tmp_path / "nodes")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "train.py").touch()
+    made = site.job(tmp_path / "tree")
+    shutil.rmtree(Path(site.where.node("worker-1").root) / "agent")
+    with site.pool() as pool:
+        found = rank_use.look(made, site.where, pool)
+    assert {name: look.error for name, look in found.items()} == {"worker-1": "", "worker-2": ""}
+    assert found["worker-1"].memory == found["worker-2"].memory
