@@ -163,10 +163,23 @@ class Score:
         return self.killed + len(self.survivors)
 
 
+KINDS: dict[str, tuple[str, str]] = {
+    "programs": ("workloads/", "tests/workloads/"),  # the others need not be forked with torch
+    # The tests that call them: a node's Python could not run mutants, nor what imports them.
+    "agent": ("clusterctl/agent/", "tests/unit/test_agent_"),
+}
+"""What the names of modules begin with whose mutants run together, and those of their tests."""
+
+
+def tell_kind(name: str) -> str:
+    """Of a module or a test."""
+    return next((kind for kind, names in KINDS.items() if name.startswith(names)), "")
+
+
 def apart(wanted: list[str]) -> list[list[str]]:
-    """Modules whose mutants run together: those of clusterctl need not be forked with torch."""
-    programs = [module for module in wanted if module.startswith("workloads/")]
-    return [part for part in ([one for one in wanted if one not in programs], programs) if part]
+    """Modules whose mutants run together."""
+    parts = [[name for name in wanted if tell_kind(name) == kind] for kind in ("", *KINDS)]
+    return [part for part in parts if part]
 
 
 def unfit(names: Sequence[str]) -> list[str]:
@@ -203,8 +216,7 @@ def contained() -> list[str]:
 
 def run(folder: Path, wanted: list[str], jobs: int) -> list[Score]:
     """Raises SystemExit where mutmut cannot run the tests."""
-    programs = wanted[0].startswith("workloads/")
-    selected = [name for name in tests() if name.startswith("tests/workloads/") == programs]
+    selected = [name for name in tests() if tell_kind(name) == tell_kind(wanted[0])]
     if wrong := unfit(selected):
         sys.exit("\n".join(("Give these tests names without a backslash:", *wrong)))
     copy(folder)

@@ -90,8 +90,25 @@ def test_without_any_whole_one_the_reason_is_said(tmp_path: Path) -> None:
         ([save(60, "__0_0.distcp __0_1.distcp")], 0, ".metadata"),
         ([save(60, "training_args.bin model.pt")], 0, "trainer_state.json"),
         ([save(3, "a_0.pt a_1.pt a_2.pt"), save(60, "a_0.pt a_1.pt")], 60, ""),
+        ([save(60, "training_args.bin trainer_state.json model.pt")], 60, ""),
+        ([save(60, "a.pt! z.pt")], 0, "a.pt in it was cut short"),
+        ([save(3, "a_0.pt a_1.pt"), save(60, "b.pt")], 3, "it has no a_0.pt"),
+        ([save(3, "a_0.pt a_1.pt"), save(60, "a_0.pt a_1.pt")], 60, ""),
     ],
-    ids=["whole", "names", "cut", "distcp", "lost", "first distcp", "first of a trainer", "fewer"],
+    ids=[
+        "whole",
+        "names",
+        "cut",
+        "distcp",
+        "lost",
+        "first distcp",
+        "first of a trainer",
+        "fewer",
+        "trainer",
+        "first",
+        "none",
+        "all",
+    ],
 )
 def test_a_folder_that_is_not_complete_is_passed_over(
     tmp_path: Path, saved: list[str], used: int, why: str
@@ -103,6 +120,14 @@ def test_a_folder_that_is_not_complete_is_passed_over(
     passed = [line for line in choice.passed if "out/checkpoint-60: " in line]
     assert bool(passed) is bool(why)
     assert why in "".join(passed)
+
+
+def test_a_folder_counts_as_one_snapshot_where_a_program_is_told_folders(tmp_path: Path) -> None:
+    saved = f"{save(3, WHOLE)} {save(60, 'optimizer.pt model.pt')}"
+    assert choose(tmp_path, saved).path == "out/checkpoint-60/model.pt"
+    assert choose(tmp_path, saved, folders=True).path.startswith("out/checkpoint-3/")
+    alone = choose(tmp_path / "one", save(60, WHOLE), folders=True, ranks=1)
+    assert alone.path.startswith("out/checkpoint-60/")
 
 
 def test_a_folder_of_many_snapshots_is_used_without_the_last_one(tmp_path: Path) -> None:
