@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from clusterctl.actions.common import open_pool, open_store  # noqa: E402
+from clusterctl.jobs import submit  # noqa: E402
 from clusterctl.project import packages as project_packages  # noqa: E402
 from clusterctl.project.program import resolve_program  # noqa: E402
 from tests import wheels  # noqa: E402
@@ -138,7 +139,9 @@ def parts(repeats: int) -> dict[str, float]:
     with open_pool(store, cluster) as pool:
 
         def ask() -> None:
-            project_packages.install(wanted.digest, cluster, names, pool, store.home, print)
+            project_packages.install(
+                wanted.digest, cluster, names, pool, store.home, print, submit.spread
+            )
 
         ask()  # connects
         asked = statistics.median(timed(ask) for _ in range(repeats))

@@ -487,7 +487,10 @@ def _ship(
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = jobs_submit.list_rank_nodes(job, cluster)
         chosen = project_packages.choose_packages(cluster, job.spec.python)
-        project_packages.install(job.spec.packages, chosen, names, pool, store.home, report)
+        project_packages.install(
+            *(job.spec.packages, chosen, names, pool, store.home, report),
+            spread=jobs_submit.spread,
+        )
         if prepared.command and prepared.packages:
             where = [chosen.node(name) for name in names]
             project_packages.check_command(prepared.command, prepared.packages, where, pool)

@@ -33,6 +33,7 @@ from clusterctl.core.text import count, format_bytes, parse_toml, parse_yaml, re
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
+from clusterctl.project.contents import read_folder
 from clusterctl.project.own_project import (
     FETCH_TIMEOUT,
     NONE,
@@ -48,6 +49,7 @@ from clusterctl.project.program import Resolved, find_closest
 from clusterctl.project.words import find_shell_text
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import Home, find_home
+from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.pool import Pool
 
 TORCH = ("torch", "torchvision", "torchaudio")
@@ -63,6 +65,10 @@ NO_PYTHON = 3
 
 _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
 """What torch alone needs, and brings itself: gigabytes."""
+
+
+Spread = Callable[..., Sequence[NodeResult]]
+"""Makes content in a folder below the root of nodes: `jobs.submit.spread`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +246,10 @@ def install(
     pool: Pool,
     home: Home,
     report: Callable[[str], None],
+    spread: Spread,
 ) -> None:
-    """Brings the job's environment to these nodes, as far as they do not have it. Downloads once:
-    what one node has, it sends on to the others.
+    """Brings the job's environment to these nodes, as far as they do not have it. Downloads once,
+    and sends once.
 
     Raises UsageError for packages that do not fit together, LaunchError where they cannot be
     fetched or installed, NodeUnreachable.
@@ -254,7 +261,7 @@ def install(
         node = cluster.node(name)
         alike.setdefault(_make_key(digest, node), []).append(node)
     for key, nodes in alike.items():
-        _Environment(digest, key, pool, home, report).bring_to(nodes)
+        _Environment(digest, key, pool, home, report, spread).bring_to(nodes)
 
 
 def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Pool) -> None:
@@ -282,10 +289,16 @@ class _Environment:
     """One for nodes with equal Pythons."""
 
     def __init__(
-        self, digest: str, key: str, pool: Pool, home: Home, report: Callable[[str], None]
+        self,
+        digest: str,
+        key: str,
+        pool: Pool,
+        home: Home,
+        report: Callable[[str], None],
+        spread: Spread,
     ) -> None:
         self._digest, self._key, self._pool, self._home = digest, key, pool, home
-        self._report = report
+        self._report, self._spread = report, spread
         self._part = f".{token_hex(4)}"
 
     def bring_to(self, nodes: Sequence[Node]) -> None:
@@ -302,31 +315,18 @@ class _Environment:
                 hint=f"install it there (apt-get install {wanted}, or `uv python install"
                 f" {wanted.removeprefix('python')}`), or leave out --python",
             )
-        holders = [by_name[result.node] for result in found if result.ok]
         missing = [by_name[result.node] for result in found if not result.ok]
         if not missing:
             return
-        started, number = monotonic(), len(missing)
+        started = monotonic()
         try:
-            if not holders:
-                self._send(missing[0])
-                holders.append(missing.pop(0))
-            while missing:
-                receivers = missing[: len(holders)]
-                self._pass_on(
-                    dict(zip((h.name for h in holders), receivers, strict=False)), by_name
-                )
-                holders += receivers
-                missing = missing[len(receivers) :]
+            self._send(missing)
+            self._set_up(missing)
         except ClusterctlError:
-            left = {
-                node.name: f"rm -rf {quote(self._locate_scratch(node))}"
-                for node in nodes
-                if node not in holders
-            }
+            left = {node.name: f"rm -rf {quote(self._locate_scratch(node))}" for node in missing}
             self._pool.run(left, timeout=ASK_TIMEOUT)
             raise
-        where = count(number, "node")
+        where = count(len(missing), "node")
         self._report(f"packages are ready on {where} after {monotonic() - started:.1f} s")
 
     def _make_question(self, node: Node) -> str:
@@ -341,12 +341,9 @@ class _Environment:
     def _locate_scratch(self, node: Node) -> str:
         return locate_packages(node, self._digest) + self._part
 
-    def _locate_packages(self, node: Node, root: str) -> str:
-        minor = ".".join(_require_python(node).version.split(".")[:2])
-        return f"{root}/lib/python{minor}/site-packages"
-
-    def _send(self, node: Node) -> None:
-        """Downloads the packages, and sends them to the first node."""
+    def _send(self, nodes: Sequence[Node]) -> None:
+        """Downloads the packages, and sends them to nodes with equal Pythons."""
+        node = nodes[0]
         python = _require_python(node)
         with tempfile.TemporaryDirectory(dir=self._home.make(self._home.packages)) as scratch:
             lock, packages = Path(scratch, "pylock.toml"), Path(scratch, "packages")
@@ -364,30 +361,19 @@ class _Environment:
                 project = Path(wanted.file).parent
                 call_uv(wanted.source, *words, cwd=project if project.is_dir() else None)
             size = sum(path.lstat().st_size for path in packages.rglob("*"))
-            self._report(f"copying {format_bytes(size)} of packages to {node.name}")
-            place = self._locate_packages(node, self._locate_scratch(node))
-            sent = self._pool.find_transport(node.name).put(packages, place, timeout=FETCH_TIMEOUT)
-        if not sent.ok:
-            raise make_error("installing packages", replace(sent, node=node.name))
-        self._set_up([node])
-
-    def _pass_on(self, pairs: dict[str, Node], nodes: dict[str, Node]) -> None:
-        """From each of these nodes to another one, over the network between them."""
-        commands = {}
-        for name, target in pairs.items():
-            node = nodes[name]
-            place = quote(self._locate_packages(target, self._locate_scratch(target)))
-            there = f"mkdir -p {place} && TAR_OPTIONS= tar -xof - -C {place}"
-            packages = quote(self._locate_packages(node, locate_packages(node, self._digest)))
-            commands[name] = (
-                f"TAR_OPTIONS= tar -C {packages} -cf - . |"
-                f" {quote(node.root)}/bin/clusterctl-ssh {target.name} {quote(there)}"
-            )
-        for result in self._pool.run(commands, timeout=FETCH_TIMEOUT):
-            if not result.ok:
-                target_name = pairs[result.node].name
-                raise make_error(f"copying packages to {target_name} from {result.node}", result)
-        self._set_up(list(pairs.values()))
+            where = node.name if len(nodes) == 1 else f"{len(nodes)} nodes"
+            self._report(f"copying {format_bytes(size)} of packages to {where}")
+            minor = ".".join(python.version.split(".")[:2])
+            place = os.path.relpath(self._locate_scratch(node), node.root)
+            folder = f"{place}/lib/python{minor}/site-packages"
+            try:
+                content = read_folder(packages, self._home)
+            except Failure as error:
+                raise LaunchError(str(error), hint="run it again") from error
+            how: Any = {"link": True, "timeout": FETCH_TIMEOUT}
+            for result in self._spread(self._pool, nodes, folder, content, **how):
+                if not result.ok:
+                    raise make_error("installing packages", result)
 
     def _set_up(self, nodes: Sequence[Node]) -> None:
         script = assets.render("job/make_venv.py").encode()
