@@ -332,13 +332,15 @@ further link to a file changes it."""
 class MirrorWish(NamedTuple):
     """For copies of outputs. `known`: what the launcher has; `room`: bytes that may come in all;
     `largest`: bytes of a file that is chosen by its size alone, 0: none is; `patterns` choose by
-    name; `reserve`: bytes that stay free on the node's disk."""
+    name; `reserve`: bytes that stay free on the node's disk; `left`: what is known to be left
+    out, as in MirrorNote."""
 
     known: KnownFiles
     room: int
     largest: int
     patterns: Sequence[str]
     reserve: int
+    left: Tuple[int, int] = (0, 0)
 
 
 class MirrorNote(NamedTuple):

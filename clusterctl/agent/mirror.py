@@ -48,6 +48,20 @@ def choose(
     return sent, roomless[::-1], sorted(large, key=lambda item: -item[1])
 
 
+def has_news(job: str, wish: MirrorWish) -> bool:
+    """Whether `send` would have anything to tell. Raises OSError."""
+    entries = outputs.list_outputs(job)
+    sent, *without = choose(entries, wish)
+    gone = wish.known.keys() - {entry.path for entry in entries if chooses(wish, entry)}
+    return bool(sent or gone) or sum_up(*without) != wish.left
+
+
+def sum_up(*without: Sequence[Tuple[str, int]]) -> Tuple[int, int]:
+    """How many files these are, and their bytes."""
+    sizes = [size for files in without for _, size in files]
+    return len(sizes), sum(sizes)
+
+
 def send(job: str, wish: MirrorWish, out: IO[bytes]) -> MirrorNote:
     """Writes an archive of the outputs that the launcher lacks, with a note at its end."""
     work, scratch = os.path.join(job, outputs.WORK), os.path.join(job, "mirroring")
@@ -74,7 +88,7 @@ def send(job: str, wish: MirrorWish, out: IO[bytes]) -> MirrorNote:
             now = {entry.path: (entry.size, entry.modified) for entry in chosen}
             files = {path: seen for path, seen in now.items() if wish.known.get(path) == seen}
             files.update((path, seen) for path, seen in sent.items() if path not in torn)
-            left = len(large) + len(roomless), sum(size for _, size in [*large, *roomless])
+            left = sum_up(roomless, large)
             note = MirrorNote(files, sorted(now), torn, left, roomless, large)
             _add_note(archive, messages.pack(*note))
         if wish.largest < EVERYTHING:

@@ -815,8 +815,15 @@ class Supervisor:
             fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier look may still be at it
             when = time.time()
             before = self._read_note(name)
+            asks = largest is None
             largest = plan.largest if largest is None else largest
-            wish = messages.MirrorWish(before.files, room, largest, self._plan.kept, plan.reserve)
+            wish = messages.MirrorWish(
+                before.files, room, largest, self._plan.kept, plan.reserve, before.left
+            )
+            # Over the connection that is there: a look that finds nothing new starts nothing.
+            if asks and self._ask_node(name, plan.interval, "mirrored", wish).count("mirrored"):
+                self._write(notes, json.dumps(messages.spell_out(before._replace(time=when))))
+                return
             with open(self._locate("mirror.log"), "ab") as log:
                 process = self._start_agent(
                     name, "send", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log

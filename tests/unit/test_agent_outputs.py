@@ -8,6 +8,7 @@ import shutil
 import tarfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,26 @@ def test_what_is_too_large_or_has_no_room_is_left_out_and_told(job: Path, copier
     assert note.large == (("big.h5", 900),)
     assert note.roomless == (("model.pt", 300),)
     assert note.left == (2, 1200)
+
+
+def test_what_has_changed_is_news_and_what_was_told_is_none(job: Path, copier: Copier) -> None:
+    work = job / "work"
+    for size, name in ((10, "small"), (300, "model.pt"), (900, "big.h5")):
+        (work / name).write_bytes(bytes(size))
+
+    def is_news(change: Callable[[], object]) -> bool:
+        """Before, there is none."""
+        left = copier.bring(largest=500, room=250).left
+        wish = MirrorWish(copier.files, 250, 500, (), 0, left)
+        assert not mirror.has_news(str(job), wish)
+        change()
+        return mirror.has_news(str(job), wish)
+
+    assert is_news(lambda: (work / "new").touch())
+    assert is_news((work / "new").unlink)
+    assert is_news(lambda: (work / "small").write_text("0123456789"))
+    assert is_news(lambda: (work / "big.h5").write_bytes(bytes(901)))
+    assert is_news((work / "model.pt").unlink)
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "a/../../out"])

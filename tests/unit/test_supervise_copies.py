@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,26 @@ def test_the_launcher_has_outputs_while_the_job_runs(apart: Site) -> None:
         (apart.folder(name, 1) / "work" / "end").touch()
     assert apart.ended(job).state is JobState.SUCCEEDED, apart.story(job)
     until(lambda: mirrored(apart).get("worker-2/last") == "last\n")
+
+
+def test_a_look_that_finds_nothing_new_starts_nothing(apart: Site, tmp_path: Path) -> None:
+    """What it says goes over the connection on which the supervisor asks anyway."""
+    started = tmp_path / "started"
+    apart.connect(f'echo "$2" >>{started}; exec /bin/sh -c "$2"')
+    apart.planned["mirror"]["largest"] = 100
+    script = "head -c 200 /dev/zero >large; echo it >it; while [ ! -e end ]; do sleep 0.02; done"
+    apart.submit(1, f"{script}; rm it", BOTH)
+    both = {"worker-1/it": "it\n", "worker-2/it": "it\n"}
+    until(lambda: mirrored(apart) == both)
+    times = {note(apart, "worker-1")["time"]}
+    until(lambda: times.add(note(apart, "worker-1")["time"]) or len(times) > 2)
+    before = started.read_text()
+    until(lambda: times.add(note(apart, "worker-1")["time"]) or len(times) > 5)
+    assert started.read_text() == before
+    assert note(apart, "worker-1")["left"] == [1, 200]
+    for name in ("worker-1", "worker-2"):
+        (apart.folder(name, 1) / "work" / "end").touch()
+    until(lambda: not mirrored(apart).keys() & both.keys())
 
 
 LATER = """
