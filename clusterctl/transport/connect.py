@@ -1,11 +1,12 @@
 """Logging in to a host: its settings, the keys that we offer, and those that it may show.
 
-fabric reads the settings, from the user's ssh_config where it counts. Imported at the first
-connect.
+fabric reads the settings, from the user's ssh_config. Imported at the first connect; fabric only
+where such a file counts.
 """
 
 from __future__ import annotations
 
+import getpass
 import glob
 import shlex
 import socket
@@ -16,17 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fabric
-import paramiko
-
 from clusterctl import process
 from clusterctl.core import keys as core_keys
 from clusterctl.core.clock import Deadline, run_in_background
+from clusterctl.core.model import Node
 from clusterctl.errors import ClusterctlError, UsageError
 from clusterctl.transport import diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
 from clusterctl.transport.protocol import MAX_DEPTH
-from clusterctl.transport.session import LOST, Connection, Socket
+from clusterctl.transport.session import LOST, Connection, Socket, paramiko
 
 # -------------------------------------------------------------------------------------------------
 # The user's ssh_config, for hosts that are theirs. Our own nodes never see it.
@@ -37,6 +36,9 @@ def load_ssh_config(host: str, port: int, user: str) -> Any:
 
     `port` and `user`, where given, overrule it for `host`, also within its ProxyCommand.
     """
+    import invoke
+
+    paramiko.config.invoke = invoke  # for `Match exec`
     config = paramiko.SSHConfig()
     given = [f"Port {port}"] * bool(port) + [f"User {user}"] * bool(user)
     config.parse([f"Host {host}", *given])
@@ -160,6 +162,42 @@ FAR = 1e9
 watchdog ends it."""
 
 
+class _Ours:
+    """What is used of a fabric.Connection, for a node of which no ssh_config has anything to say:
+    fabric takes longer to load than the log-in itself."""
+
+    def __init__(self, node: Node) -> None:
+        self.host = self.original_host = node.address
+        self.user, self.port = node.user or getpass.getuser(), node.ssh_port or 22
+        self.ssh_config: dict[str, Any] = {}
+        self.client = paramiko.SSHClient()
+        self.connect_kwargs: dict[str, Any] = {}
+        self.transport: Any = None
+
+    def open(self) -> None:
+        place = {"hostname": self.host, "username": self.user, "port": self.port}
+        self.client.connect(**place, **self.connect_kwargs)
+        self.transport = self.client.get_transport()
+
+
+def _make_theirs(node: Node) -> Any:
+    """A fabric.Connection."""
+    import fabric
+
+    # fabric takes `user@host:port` apart, which ProxyJump may hold.
+    return fabric.Connection(
+        node.address,
+        user=node.user or None,
+        port=node.ssh_port or None,
+        # Lazy: the configuration files of fabric and invoke stay unread.
+        config=fabric.Config(
+            lazy=True, ssh_config=load_ssh_config(node.address, node.ssh_port, node.user)
+        ),
+        gateway=False,  # fabric would let jump hosts in whatever key they show
+        forward_agent=False,
+    )
+
+
 class Destination:
     """`target` with the address, port and user that its settings say, and the way there: through
     the hosts `jumps`, nearest first, or over the command `proxy`. Raises UsageError for a bad
@@ -167,21 +205,9 @@ class Destination:
 
     def __init__(self, target: Target) -> None:
         node = target.node
-        theirs = target.use_ssh_config
+        self.remote: Any = None
         try:
-            settings = paramiko.SSHConfig()
-            if theirs:
-                settings = load_ssh_config(node.address, node.ssh_port, node.user)
-            # fabric takes `user@host:port` apart, which ProxyJump may hold.
-            self.remote: Any = fabric.Connection(
-                node.address,
-                user=node.user or None,
-                port=node.ssh_port or None,
-                # Lazy: the configuration files of fabric and invoke stay unread.
-                config=fabric.Config(lazy=True, ssh_config=settings),
-                gateway=False,  # fabric would let jump hosts in whatever key they show
-                forward_agent=False,
-            )
+            self.remote = _make_theirs(node) if target.use_ssh_config else _Ours(node)
             port = int(self.remote.port)
         except (paramiko.ConfigParseError, ValueError, KeyError) as error:
             raise UsageError(
@@ -208,7 +234,7 @@ class Destination:
         return "the keys of " + ", ".join([*named, *self.identity_files, "agent", "~/.ssh"])
 
     def log_in(self, sock: Socket, deadline: Deadline) -> Any:
-        """The fabric connection over `sock`, whose `transport` is a Connection. Raises
+        """The connection over `sock`, as fabric's, whose `transport` is a Connection. Raises
         NodeUnreachable."""
         policy = KnownKeysOnly(self.target, self.names, self.settings)
         self.remote.client.set_missing_host_key_policy(policy)

@@ -6,20 +6,33 @@ import logging
 import math
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-import paramiko
-from paramiko.buffered_pipe import BufferedPipe
-from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
-from paramiko.packet import Packetizer
-
 from clusterctl.core.clock import Deadline, now
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.protocol import OnStdout, wrap_command
+
+__all__ = ["paramiko"]
+
+# paramiko takes a third of its time to load for invoke, if it is there: for `Match exec` in an
+# ssh_config. Where such a file counts, `connect` gives it back. Other modules take it from here.
+_MODULES: dict[str, Any] = sys.modules
+_WITHOUT = "invoke" not in _MODULES
+if _WITHOUT:
+    _MODULES["invoke"] = None
+try:
+    import paramiko
+    from paramiko.buffered_pipe import BufferedPipe
+    from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
+    from paramiko.packet import Packetizer
+finally:
+    if _WITHOUT:
+        del _MODULES["invoke"]
 
 # -------------------------------------------------------------------------------------------------
 # paramiko, fitted: a socket that answers at once and can be cut, a transport without surprises.

@@ -6,6 +6,7 @@ import base64
 import shlex
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -153,6 +154,22 @@ def test_ssh_config_includes(home: Path) -> None:
     assert (a.get("user"), a.get("port"), a.get("compression")) == ("one", "7", "yes")
     assert (b.get("user"), b.get("port"), b.get("compression")) == ("two", "8", "yes")
     assert (config.lookup("c")["user"], config.lookup("c")["port"]) == ("me", "9")
+
+
+ASKED = """
+from clusterctl.transport import connect
+found = connect.load_ssh_config("c", 0, "").lookup("a")
+print(found.get("port"), found.get("user"))
+"""
+
+
+def test_ssh_config_may_ask_a_command(home: Path) -> None:
+    """By what paramiko loads only where there is such a file."""
+    lines = 'Match exec "test %h = a"\n  Port 7\nMatch exec false\n  User two\n'
+    (home / ".ssh/config").write_text(lines)
+    assert subprocess.check_output([sys.executable, "-c", ASKED], stdin=subprocess.DEVNULL) == (
+        b"7 None\n"
+    )
 
 
 @pytest.mark.parametrize(
