@@ -58,6 +58,8 @@ def _write_known_hosts(store: Store, cluster: Cluster) -> None:
 
 # -------------------------------------------------------------------------------------------------
 
+AHEAD = 8
+"""Nodes at most that are connected to before it is known which of them a job needs."""
 RECORD_PATIENCE = 2.0
 """Seconds after which a person wants to know what we wait for."""
 
@@ -158,6 +160,15 @@ def connect_or_report(pool: Pool, names: Sequence[str], report: Reporter) -> dic
     report(f"waiting for {', '.join(slow)}")
     results = pool.connect(slow, timeout=CONNECT_LIMIT - RECORD_PATIENCE)
     return {result.node: result.error for result in results if not result.ok}
+
+
+def connect_ahead(pool: Pool, cluster: Cluster) -> None:
+    """Begins to connect to the nodes of a small cluster while a job for it is prepared."""
+    names = [node.name for node in cluster.nodes if not node.tunnel]
+    if len(names) <= AHEAD:
+        with contextlib.suppress(RecordError):
+            require_ready(cluster)
+            pool.connect_ahead(names, timeout=RECORD_PATIENCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -480,13 +480,16 @@ def _ship(
     staging = starting = started = False
     try:
         store.save_job(job)
+        chosen = project_packages.choose_packages(cluster, job.spec.python)
+        equipped = project_packages.equip_nodes(chosen, job.spec.packages)
+        # While connections are opened.
+        files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         # Staging may take its time, a node that does not answer may not.
         for name, why in connect_or_report(
             pool, jobs_submit.list_nodes(job, cluster), report
         ).items():
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = jobs_submit.list_rank_nodes(job, cluster)
-        chosen = project_packages.choose_packages(cluster, job.spec.python)
         project_packages.install(
             *(job.spec.packages, chosen, names, pool, store.home, report),
             spread=jobs_submit.spread,
@@ -494,8 +497,6 @@ def _ship(
         if prepared.command and prepared.packages:
             where = [chosen.node(name) for name in names]
             project_packages.check_command(prepared.command, prepared.packages, where, pool)
-        equipped = project_packages.equip_nodes(chosen, job.spec.packages)
-        files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         staging = True
         port = jobs_submit.put(
             *(job, cluster, files, pool, store.home),

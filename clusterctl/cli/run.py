@@ -13,7 +13,7 @@ import stat
 import sys
 import termios
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -165,9 +165,20 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             chosen, spec, resolved, secrets, number=number, requirements=needs
         )
 
-    with console.show_waiting():
-        console.step("preparing the program, and building its project")
-        prepared = plan(store.read_next_job_id())
+    with ExitStack() as opened:
+        pool = None
+        if not (given.emit or given.dry_run):
+            pool = opened.enter_context(common.open_pool(store, chosen))
+            common.connect_ahead(pool, chosen)
+        with console.show_waiting():
+            console.step("preparing the program, and building its project")
+            prepared = plan(store.read_next_job_id())
+        if pool:
+            consent = (lambda question: True) if given.yes else console.consent
+            actions_run.agree_to_size(store, prepared, consent)
+            prepared = actions_run.claim_number(store, prepared, plan)
+            start = partial(actions_run.run, store, prepared, pool=pool)
+            _start(console, store, prepared, given.detach, start)
     if given.emit:
         if stdin := resolved.tree.stdin:
             raise UsageError(
@@ -177,11 +188,6 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
         _emit(console, prepared, given.emit)
     elif given.dry_run:
         _print_plan(console, prepared, given.detach)
-    else:
-        consent = (lambda question: True) if given.yes else console.consent
-        actions_run.agree_to_size(store, prepared, consent)
-        prepared = actions_run.claim_number(store, prepared, plan)
-        _start(console, store, prepared, given.detach)
 
 
 def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
@@ -240,7 +246,9 @@ def _emit(console: Console, prepared: Prepared, kind: str) -> None:
     console.document(emit=kind, script=script)
 
 
-def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> None:
+def _start(
+    console: Console, store: Store, prepared: Prepared, detach: bool, start: Callable[..., Job]
+) -> None:
     """Runs the job; exits with its code, unless it runs detached."""
     for note in prepared.plan.notes:
         console.note(note)
@@ -254,7 +262,7 @@ def _start(console: Console, store: Store, prepared: Prepared, detach: bool) -> 
         warn_of_pipe(console)
     _follow(
         *(console, store, detach, prepared.job.id, prepared.secrets),
-        lambda **seen: actions_run.run(store, prepared, **seen),
+        start,
     )
 
 

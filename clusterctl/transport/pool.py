@@ -234,6 +234,12 @@ class Pool(AbstractContextManager["Pool"]):
 
         return self.call_each(connect, names, on_done=on_done)
 
+    def connect_ahead(self, names: Sequence[str], *, timeout: float) -> None:
+        """The same in the background, for nodes that are needed soon. What fails is tried again
+        when they are."""
+        for name in names:
+            run_in_background(partial(self._transports[name].connect, timeout))
+
     def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
         """Opens new connections to these nodes, beside those that are open: TCP on one that was cut
         off says for half a minute neither that it is dead nor that it is not. The text of a result

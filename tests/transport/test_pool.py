@@ -44,7 +44,10 @@ def make_pool(sshd: Sshd) -> Iterator[Callable[..., Pool]]:
 
 
 def test_run_everywhere(make_pool: Callable[..., Pool], nodes: list[Node], sshd: Sshd) -> None:
+    earlier = sshd.log_ins
     with make_pool(nodes) as pool:
+        pool.connect_ahead([node.name for node in nodes[:3]], timeout=10)
+        wait_for(lambda: sshd.log_ins == earlier + 3, 10, "connections that nobody waits for")
         results = pool.run("echo hello; cat", stdin=b"input", timeout=10)
         assert [result.node for result in results] == [node.name for node in nodes]
         assert fold(results) == ("worker-[1-6]: \n  hello\n  input",)
