@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from clusterctl.agent import messages
-from clusterctl.core import stacks as core_stacks
 from clusterctl.core.job import Hang, Job, JobState, Placement, RankFailure, describe_exit
 from clusterctl.core.text import count
 
@@ -186,6 +185,8 @@ def _read_placements(text: str) -> tuple[Placement, ...]:
 
 
 def _fold_hang(attempt: Attempt) -> Hang:
+    from clusterctl.core import stacks as core_stacks  # its tables are for jobs that hang
+
     return core_stacks.fold_hang_notes(attempt.number, attempt.hung, attempt.stacks)
 
 
@@ -468,6 +469,8 @@ def _describe_cut_off(job: Job, last: Attempt) -> str:
 
 def describe_hang(job: Job, hang: Hang) -> str:
     """That an attempt hung, and which of its ranks stood elsewhere than the others."""
+    from clusterctl.core import stacks as core_stacks
+
     where = core_stacks.describe_hang(hang, lambda rank: f"rank {rank} on {job.find_node(rank)}")
     silence = f"hung: no rank printed anything for {hang.seconds:g} s"
     return f"{silence}; {where}" if where else silence

@@ -7,7 +7,6 @@ import hashlib
 import io
 import re
 import shlex
-import tarfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -78,9 +77,9 @@ PYTHONS = (
 
 
 @cache
-def pack_agent() -> tuple[str, bytes]:
-    """clusterctl/agent as an archive for `tar -z`, of a folder of which Python runs `__main__.py`;
-    its digest before it."""
+def _read_agent() -> tuple[str, dict[str, bytes]]:
+    """The files of clusterctl/agent, for a folder of which Python runs `__main__.py`, which is
+    quicker than the folder; their digest before them."""
     main = (
         "import os, sys\n\nsys.path.insert(0, os.path.dirname(__file__))\n"
         "from agent.verbs import main\n\nmain(sys.argv[1:])\n"
@@ -90,20 +89,27 @@ def pack_agent() -> tuple[str, bytes]:
         texts[f"agent/{path.name}"] = path.read_bytes()
     for path in sorted((find_folder("templates") / "job").glob("*.sh")):
         texts[path.name] = path.read_bytes()
+    script = find_folder("templates") / "bootstrap" / "place-agent.sh.j2"
+    return hashlib.sha256(repr([texts, script.read_bytes()]).encode()).hexdigest()[:16], texts
+
+
+def pack_agent() -> tuple[str, bytes]:
+    """The agent as an archive for `tar -z`, and its digest before it."""
+    import tarfile
+
+    digest, texts = _read_agent()
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as archive:
         for name, text in texts.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(text), 0o600
             archive.addfile(info, io.BytesIO(text))
-    script = find_folder("templates") / "bootstrap" / "place-agent.sh.j2"
-    digest = hashlib.sha256(repr([texts, script.read_bytes()]).encode()).hexdigest()[:16]
     return digest, made.getvalue()
 
 
 def locate_agent(root: str) -> str:
     """What `/bin/sh` is to run on a node for the agent."""
-    return f"{root}/agent/{pack_agent()[0]}/run"
+    return f"{root}/agent/{_read_agent()[0]}/run"
 
 
 def render_agent(pythons: Sequence[str] = ()) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from shutil import which
 
 from clusterctl import process
-from clusterctl.core.catalog import BUNDLED
 from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
 from clusterctl.core.model import Cluster, Mpi
 from clusterctl.errors import LaunchError, UsageError
@@ -244,6 +243,8 @@ def check_program(program: Program, cluster: Cluster, nodes: tuple[str, ...]) ->
             hint="on the node: apt-get install python3",
         )
     if program.bundled:
+        from clusterctl.core.catalog import BUNDLED  # its tables are of no use to other programs
+
         for name in nodes:
             python = cluster.node(name).facts.python
             lacks = [p for p in BUNDLED if python and p not in python.packages]
