@@ -4,8 +4,8 @@
 
 Everything is compared within one run, on one machine: variants take turns, the median counts.
 Rows hold what was measured, what it was measured against, and the limit that we set ourselves; the
-exit code is 1 if one is over its limit. Needs the extras `workloads`, root, and clush (in Debian's
-clustershell); about four minutes.
+exit code is 1 if one is over its limit. Needs the extras `workloads`, root, strace, pdsh, and clush
+(in Debian's clustershell); about eight minutes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import argparse
 import json
 import os
 import platform
+import re
 import resource
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,12 @@ app()
 """
 
 
+LINES = 50_000
+"""That each of eight ranks prints."""
+FOLLOWED = 40.0
+"""Seconds of a training that is followed: outputs are looked for every 30."""
+
+
 @dataclass(frozen=True)
 class Row:
     """`value` in `unit`, `limit` the same; `against` says what it is compared with."""
@@ -86,7 +95,10 @@ def main() -> int:
         Path(scratch, "work").mkdir()
         os.chdir(f"{scratch}/work")
         Path("trivial.py").write_text("print('hello')\n")
+        Path("last.py").write_text("import time\nprint(time.time(), flush=True)\n")
+        Path("lines.py").write_text(f"for n in range({LINES}):\n    print(f'line {{n:>40}}')\n")
         Path("bare.py").write_text(BARE_TYPER)
+        shutil.copy(HERE / "steady.py", "steady.py")
         start, rows = start_up()
         try:
             rows += [watch_output(), *eight_nodes(start), *trees_and_data(), many_nodes()]
@@ -156,7 +168,8 @@ def watch_output() -> Row:
 def eight_nodes(start: float) -> list[Row]:
     """`up --workers 8`: the whole, and the part that starts nodes."""
     phases: dict[str, list[float]] = {"create": [], "all": []}
-    for _ in range(3):
+    output: list[Row] = []
+    for again in (True, True, False):
         began = time.monotonic()
         made = json.loads(
             subprocess.run(
@@ -167,12 +180,36 @@ def eight_nodes(start: float) -> list[Row]:
         )
         phases["all"].append(time.monotonic() - began)
         phases["create"].append(made["seconds"]["create"])
-        quiet([*CTL, "down", "--quiet"])
+        if not again:
+            output = [much_output()]
+        quiet([*CTL, "down", "--force", "--quiet"])
     create, whole = (statistics.median(phases[name]) for name in ("create", "all"))
     return [
         in_starts("9 nodes started", create, start, 10, ", 8 workers"),
         in_starts("up complete, mesh checked", whole, start, 45, ", 8 workers"),
+        *output,
     ]
+
+
+def much_output() -> Row:
+    """The ranks' output as `run` shows it, against pdsh with the same program."""
+    store = Store(find_home())
+    ssh = store.locate_folder("default") / "ssh"
+    workers = [node.name for node in store.read_cluster("default").workers]
+    program = Path("lines.py").absolute()
+    pdsh = ["pdsh", "-R", "ssh", "-w", ",".join(workers), PYTHON, str(program)]
+    environ = {**os.environ, "PDSH_SSH_ARGS_APPEND": "-F config"}
+    times = alternate(
+        {
+            "run": lambda: quiet([*CTL, "run", "--quiet", "lines.py"]),
+            "trivial": lambda: quiet([*CTL, "run", "--quiet", "trivial.py"]),
+            "pdsh": lambda: quiet(pdsh, cwd=ssh, env=environ),
+        },
+        rounds=3,
+    )
+    against = f"{times['run']:.1f} s ÷ pdsh and `run` of a trivial program"
+    beside = times["pdsh"] + times["trivial"]
+    return Row(f"8 × {LINES:,} lines", times["run"] / beside, "x", 1.0, against)
 
 
 def many_nodes() -> Row:
@@ -277,7 +314,9 @@ def two_nodes(start: float) -> list[Row]:
     )
     return [
         in_starts("status, from the record", status, start, 3),
-        in_starts("run of a trivial program, added", added, start, 15, ", without bare mpirun"),
+        in_starts("run of a trivial program, added", added, start, 6.5, ", without bare mpirun"),
+        in_starts("last rank's end → run returns", returning(), start, 2.5),
+        *following(),
         in_starts("connected → mpirun starts", statistics.median(to_start), start, 3),
         Row(
             "run multinode_ddp_mpi.py 1000 1000",
@@ -288,6 +327,136 @@ def two_nodes(start: float) -> list[Row]:
         ),
         *training_step(),
     ]
+
+
+def returning() -> float:
+    """Seconds from the last line of the last rank to the end of `run`."""
+    seconds = []
+    for _ in range(9):
+        out = subprocess.run(
+            [*CTL, "run", "--quiet", "last.py"], check=True, stdout=subprocess.PIPE
+        ).stdout.decode()
+        ended = max(float(line.rpartition(" ")[2]) for line in out.splitlines())
+        seconds.append(time.time() - ended)
+    return statistics.median(seconds)
+
+
+def following() -> list[Row]:
+    """What a job costs its nodes, and what it costs them that it is followed."""
+    with Forks() as forks:
+        quiet([*CTL, "run", "--quiet", "trivial.py"])
+    with Forks() as followed, training() as job:
+        time.sleep(5)
+        before = followed.count()
+        time.sleep(FOLLOWED)
+        more = followed.count() - before
+        assert job.poll() is None
+    with training() as job:
+        time.sleep(2)
+        began = read_follower_time()
+        time.sleep(FOLLOWED)
+        spent = max(read_follower_time()[name] - began[name] for name in began) / FOLLOWED
+        assert job.poll() is None
+    steps = compare_steps()
+    return [
+        Row("forks of a two-rank job, all nodes", forks.total, "", 120, "2 workers"),
+        Row("forks while a training is followed", more, "", 0, f"in {FOLLOWED:g} s, all nodes"),
+        Row("processor time of following", spent * 100, "%", 0.5, "of a core, 10 lines a second"),
+        Row("step of a training that is followed", steps, "x", 1.01, "÷ one that is detached"),
+    ]
+
+
+@contextmanager
+def training() -> Iterator[subprocess.Popen[bytes]]:
+    """A job that somebody follows, from its first line on; it is cancelled."""
+    shown = Path("shown")
+    command = [*CTL, "run", "--quiet", "steady.py", "3600"]
+    with shown.open("wb") as out, subprocess.Popen(command, stdout=out) as job:
+        try:
+            while not shown.stat().st_size and job.poll() is None:
+                time.sleep(0.1)
+            yield job
+        finally:
+            job.send_signal(signal.SIGINT)
+
+
+def compare_steps() -> float:
+    """A training's median step while its output is followed ÷ that of the same one without."""
+    command = ["steady.py", "10"]
+    steps: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(3):
+        for followed, kept in steps.items():
+            out = capture("run", "--quiet", *([] if followed else ["--detach"]), *command)
+            if not followed:
+                time.sleep(13)
+                out = capture("logs", "--quiet")
+            last = [line for line in out.splitlines() if "step" not in line]
+            kept += [float(line.rpartition(" ")[2]) for line in last]
+    return statistics.median(steps[True]) / statistics.median(steps[False])
+
+
+def capture(*words: str) -> str:
+    return subprocess.run([*CTL, *words], check=True, stdout=subprocess.PIPE).stdout.decode()
+
+
+def list_daemons() -> dict[str, int]:
+    """The sshd of each node, by its name."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = place.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        named = re.search(rf"{re.escape(str(find_home().path))}/\S*/nodes/([^/]+)/etc/sshd", text)
+        if named and "[listener]" in text:
+            found[named[1]] = int(place.parent.name)
+    return found
+
+
+def list_below(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(found for child in children for found in list_below(int(child)))]
+
+
+class Forks(AbstractContextManager["Forks"]):
+    """What the nodes' sshd, and all that they start, fork meanwhile. Threads are none."""
+
+    def __enter__(self) -> Forks:
+        words = ["strace", "-f", "-qq", "-e", "trace=fork,vfork,clone,clone3", "-e", "signal=none"]
+        attached = [f"-p{pid}" for top in list_daemons().values() for pid in list_below(top)]
+        self._log = Path("forks")
+        self._log.unlink(missing_ok=True)
+        command = [*words, "-o", str(self._log), *attached]
+        self._tracer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        time.sleep(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        time.sleep(2)
+        self.total = self.count()
+        self._tracer.terminate()
+        self._tracer.wait()
+
+    def count(self) -> int:
+        made = re.compile(r"(fork|clone3?)(\(| resumed).*= \d+$")
+        lines = self._log.read_text(errors="replace").splitlines()
+        return sum(bool(made.search(line)) and "CLONE_THREAD" not in line for line in lines)
+
+
+def read_follower_time() -> dict[str, float]:
+    """Seconds of processor time that what answers the follower on each worker has taken, and the
+    sshd that carries it."""
+    found = {}
+    for name, top in list_daemons().items():
+        for pid in list_below(top):
+            if name != "launcher" and b"\0follow\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                found[name] = sum(map(read_time, (pid, parent)))
+    return found
+
+
+def read_time(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def connected_to_start(store: Store) -> float:
@@ -371,8 +540,8 @@ def alternate(actions_by_name: dict[str, Callable[[], None]], rounds: int) -> di
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def quiet(argv: list[str]) -> None:
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+def quiet(argv: list[str], **where: Any) -> None:
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, **where)
 
 
 if __name__ == "__main__":
