@@ -308,7 +308,7 @@ def _explain_unfit(node: Node, result: NodeResult) -> str:
         reasons.append(f"the file sets python={node.python}, which is not a Python on that host")
     elif told.python is None:
         reasons.append(
-            "no Python 3.6 or newer is on this machine (sudo apt-get install python3, or name one"
+            "no working Python 3.6 or newer was found (sudo apt-get install python3, or name one"
             " in the file: python=/…)"
         )
     if lacks := bootstrap.find_lacking(told):

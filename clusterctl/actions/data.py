@@ -393,7 +393,9 @@ def require_copied(results: Sequence[NodeResult], name: str) -> None:
         raise NodeUnreachable(
             what, hint="check with `clusterctl status --live`, and repeat the command"
         )
-    raise ProviderError(what, hint="check the free space there, and repeat the command")
+    full = any(words in failed[0].why for words in ("No space left", "are free", "quota"))
+    first = "check the free space there" if full else "correct that there"
+    raise ProviderError(what, hint=f"{first}, and repeat the command")
 
 
 def write_index(words: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ from typing import IO, Any, Callable, Dict, List, Sequence, Tuple, TypeVar
 
 from .messages import MARK, hear, pack, unpack
 from .store import (
+    FULL,
     BadManifest,
     FileStore,
     Missing,
@@ -75,19 +76,22 @@ class StoreServer:
         }
 
     def run(self) -> None:
-        with self._held:
-            try:
+        try:
+            with self._held:
                 while True:
                     self._answer()
-            except EOFError:
-                pass
-            except (OSError, BadManifest) as error:
-                why = getattr(error, "strerror", None) or str(error)
-                name = getattr(error, "filename", None)
-                self._say("error", f"{name}: {why}" if name else why)
-            finally:
-                for feed in self._feeds.values():
-                    feed.stop()
+        except EOFError:
+            pass
+        except (OSError, BadManifest) as error:
+            if getattr(error, "errno", None) in FULL:
+                with contextlib.suppress(OSError):
+                    self._store.make_room()
+            why = getattr(error, "strerror", None) or str(error)
+            name = getattr(error, "filename", None)
+            self._say("error", f"{name}: {why}" if name else why)
+        finally:
+            for feed in self._feeds.values():
+                feed.stop()
 
     def fill(self, buffer: memoryview) -> int:
         """Some bytes of the file that is coming."""

@@ -44,6 +44,7 @@ MANIFEST = "manifest"
 """In a job's folder: the name of the one that its tree was made from."""
 LARGEST, SHARE = 20000000000, 4
 """Bytes that a store may have, and the part of the disk's."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 FICLONE = 0x40049409
 """ioctl_ficlone(2): a copy that shares its blocks until one of the two is written to."""
 
@@ -291,16 +292,17 @@ class FileStore:
     def make(self, folder: str, entries: Sequence[TreeEntry], link: bool = False) -> None:
         """Makes what the manifest says in `folder`: files that programs may write to. With `link`
         they only read them, and the files are links into the store where their modes and times
-        allow that. What is there under the same names is replaced. Raises FileNotFoundError for
-        what the store lacks, OSError."""
+        allow that. What is there under the same names is replaced, but for a folder with files
+        where a file comes. Raises FileNotFoundError for what the store lacks, OSError."""
         made: Set[str] = set()
         cloner = _Cloner()
         for entry in entries:
             path = os.path.join(folder, entry.path)
-            above = path if entry.kind == DIRECTORY else os.path.dirname(path)
-            if above not in made:
-                os.makedirs(above, exist_ok=True)
-                made.add(above)
+            if entry.kind == DIRECTORY:
+                _make_folder(folder, entry.path, made)
+                continue
+            _make_folder(folder, entry.path.rpartition("/")[0], made)
+            _remove_empty_folder(path)
             if entry.kind == FILE:
                 if not (link and entry.size and self._link(entry, path)):
                     self._copy(entry, path, cloner)
@@ -383,14 +385,20 @@ class FileStore:
         finally:
             os.close(held)
 
-    def evict(self, limit: int, used: Collection[str] = ()) -> None:
+    def make_room(self) -> None:
+        """The disk is full: no more than the limit stays, and no part of a file that nobody is
+        sending."""
+        self.evict(self.choose_limit(), self.list_used(), forgotten=0)
+
+    def evict(self, limit: int, used: Collection[str] = (), forgotten: float = FORGOTTEN) -> None:
         """Removes files until they have no more bytes than `limit`: those of the manifests that
         were not used for the longest time; none that is held or has one of the names `used`, none
-        that a data set is linked to: that would free nothing."""
+        that a data set is linked to: that would free nothing. Removes parts to which nothing was
+        added for `forgotten` seconds."""
         self.identify()
         with open(os.path.join(self._folder, "lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._remove_forgotten()
+            self._remove_forgotten(forgotten)
             sizes = dict(self._list_kept())
             if sum(sizes.values()) <= limit:
                 return  # the common case, which reads no manifests
@@ -403,9 +411,9 @@ class FileStore:
             for digest in digests:
                 _remove(self.locate(digest))
 
-    def _remove_forgotten(self) -> None:
+    def _remove_forgotten(self, seconds: float) -> None:
         for entry in os.scandir(self._parts):
-            if entry.stat().st_mtime < time.time() - FORGOTTEN:
+            if entry.stat().st_mtime <= time.time() - seconds:
                 with contextlib.suppress(OSError), open(entry.path, "r+b") as part:
                     if _lock(part.fileno(), fcntl.LOCK_EX):
                         _remove(entry.path)
@@ -534,6 +542,28 @@ def _is_same(handle: int, path: str) -> bool:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def _make_folder(folder: str, name: str, made: Set[str]) -> None:
+    """That one in `folder`, unless it is among those that were made. A file or a link that stands
+    in its place goes: what leads elsewhere is never written through."""
+    if name in made:
+        return
+    path = os.path.join(folder, name)
+    if name:
+        _make_folder(folder, name.rpartition("/")[0], made)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                _remove(path)
+    os.makedirs(path, exist_ok=True)
+    made.add(name)
+
+
+def _remove_empty_folder(path: str) -> None:
+    """Where a file comes. Raises OSError for one with files: they may be somebody's."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            os.rmdir(path)
 
 
 def _remove(path: str) -> None:

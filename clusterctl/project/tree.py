@@ -382,7 +382,9 @@ def write_archive(tree: Tree, place: Home) -> str:
             raise make_write_error(str(scratch), error) from error
         raise UsageError(
             f"cannot stage {tree.root}: {error.strerror or error} ({error.filename or scratch})",
-            hint="make the file readable",
+            hint="repeat the command when nothing is removed from it"
+            if isinstance(error, FileNotFoundError)
+            else "make the file readable",
         ) from error
     except EOFError as error:
         raise UsageError(

@@ -273,9 +273,9 @@ def test_a_key_that_opens_nothing(hosts: Hosts, cli: Cli) -> None:
 def test_a_host_without_python_is_refused(hosts: Hosts, cli: Cli) -> None:
     file = hosts.file(cli, "{alpha}", "{nopython}")
     done = cli("attach", "lab", "--hosts", file, code=5)
-    said = "no Python 3.6 or newer is on this machine (sudo apt-get install python3"
+    said = "no working Python 3.6 or newer was found (sudo apt-get install python3"
     assert f"{hosts['nopython'].address}: {said}" in done.err
-    assert done.err.count("no Python") == 1
+    assert done.err.count("no working Python") == 1
     conda = hosts.user_home("nopython") / "miniconda3" / "bin"
     conda.mkdir(parents=True)
     (conda / "python3").symlink_to(sys.executable)

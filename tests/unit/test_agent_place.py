@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from clusterctl.core import assets
@@ -23,6 +24,17 @@ def test_an_older_agent_stays_as_long_as_a_job_was_started_with_it(tmp_path: Pat
         ["/bin/sh", "-es"], cwd=tmp_path, input=assets.render_agent().encode(), check=True
     )
     assert {path.name for path in (tmp_path / "agent").iterdir()} == {"used", "fresh", digest}
+
+
+def test_only_a_python_that_runs_is_taken(tmp_path: Path) -> None:
+    fakes = [tmp_path / name for name in ("says-nothing", "fails")]
+    for fake, code in zip(fakes, (0, 1), strict=True):
+        fake.write_text(f"#!/bin/sh\necho nonsense; exit {code}\n")
+        fake.chmod(0o755)
+    script = assets.render_agent([*map(str, fakes), sys.executable])
+    subprocess.run(["/bin/sh", "-es"], cwd=tmp_path, input=script.encode(), check=True)
+    pythons = (tmp_path / "agent" / assets.pack_agent()[0] / "pythons").read_text()
+    assert pythons.splitlines()[0] == sys.executable
 
 
 def test_nothing_of_it_runs_when_its_folder_is_removed(tmp_path: Path) -> None:

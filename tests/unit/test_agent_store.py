@@ -250,6 +250,37 @@ def test_what_is_there_is_replaced_and_never_written_through_a_link(
     assert outside.read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_what_became_a_folder_or_a_file_is_made_so(
+    store: FileStore, tmp_path: Path, link: bool
+) -> None:
+    put(store, b"one")
+    work, outside = tmp_path / "work", tmp_path / "outside"
+    for place in (work / "empty", outside):
+        place.mkdir(parents=True)
+    (work / "was-file").write_bytes(b"old")
+    (work / "was-link").symlink_to(outside)
+    store.make(
+        str(work),
+        [file("was-file/sub/a", b"one"), file("was-link/a", b"one"), file("empty", b"one")],
+        link,
+    )
+    for name in ("was-file/sub/a", "was-link/a", "empty"):
+        assert (work / name).read_bytes() == b"one"
+    assert list(outside.iterdir()) == []
+
+
+def test_a_folder_with_files_stays_where_a_file_would_come(
+    store: FileStore, tmp_path: Path
+) -> None:
+    put(store, b"one")
+    (tmp_path / "work/a").mkdir(parents=True)
+    (tmp_path / "work/a/result").write_bytes(b"mine")
+    with pytest.raises(OSError, match="work/a'"):
+        store.make(str(tmp_path / "work"), [file("a", b"one")])
+    assert (tmp_path / "work/a/result").read_bytes() == b"mine"
+
+
 def test_what_the_store_lacks_is_an_error(store: FileStore, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         store.make(str(tmp_path / "work"), [file("a", b"one")])
@@ -283,6 +314,18 @@ def test_the_oldest_unused_go_first(store: FileStore, keep: Callable[[bytes, int
         assert [store.has(sum_up(item), 100) for item in data] == [True, False, False, True, False]
     store.evict(0)
     assert not any(store.has(sum_up(item), 100) for item in data)
+
+
+def test_a_full_disk_gets_back_parts_that_nobody_sends(store: FileStore, tmp_path: Path) -> None:
+    """Small programs need its room, too."""
+    whole = Missing(sum_up(b"whole"), 5)
+    with pytest.raises(EOFError):
+        store.put(whole, io.BytesIO(b"who").readinto)
+    assert store.find_missing([file("a", b"whole")])[0].had == 3
+    store.evict(500)
+    assert os.path.exists(store.locate_part(whole.digest))
+    store.make_room()
+    assert not os.path.exists(store.locate_part(whole.digest))
 
 
 def test_what_a_job_that_has_not_ended_was_made_of_stays(

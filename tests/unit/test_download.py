@@ -340,6 +340,11 @@ def test_a_checksum_is_one_files(call: Call) -> None:
             ProviderError,
             "free space",
         ),
+        (
+            [NodeResult(node="worker-2", exit_code=1, stderr=b"/data/a: Directory not empty\n")],
+            ProviderError,
+            "correct that there",
+        ),
     ],
 )
 def test_a_node_that_was_lost_is_not_taken_for_a_full_one(

@@ -464,6 +464,7 @@ def test_a_file_that_vanishes_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         write_archive(tree, home)
     assert str(tmp_path / "root" / "b") in caught.value.message
+    assert "readable" not in caught.value.hint
     assert list(home.stages.iterdir()) == []
 
 
