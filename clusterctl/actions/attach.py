@@ -169,7 +169,7 @@ def attach_hosts(
         _refuse_to_drop(before, cluster)
 
         def prepare(pool: Pool) -> Cluster:
-            return _prepare_hosts(store, cluster, login.workdir, sudo, pool, report)
+            return _prepare_hosts(store, cluster, before.nodes, login.workdir, sudo, pool, report)
 
         cluster = _attach(store, cluster, prepare, report)
         store.add_event(name, "attached", nodes=len(nodes))
@@ -198,8 +198,16 @@ def _refuse_to_drop(before: Cluster, after: Cluster) -> None:
 
 
 def _prepare_hosts(
-    store: Store, cluster: Cluster, workdir: str, sudo: bool, pool: Pool, report: Reporter
+    store: Store,
+    cluster: Cluster,
+    known: tuple[Node, ...],
+    workdir: str,
+    sudo: bool,
+    pool: Pool,
+    report: Reporter,
 ) -> Cluster:
+    """`known`: the nodes as an earlier `attach` has found them. One that does not pass now stays so
+    in the record: jobs may still run there."""
     folder = store.locate_folder(cluster.name) / "ssh"
     actions_access.forget(store, cluster)
     report(f"connecting to {count(len(cluster.nodes), 'host')}")
@@ -212,6 +220,8 @@ def _prepare_hosts(
         assert isinstance(transport, SshTransport)
         host_keys[node.name] = transport.read_host_key()
     found, wrong = _probe(cluster, workdir, sudo, pool, report)
+    unfit = {result.node for result in wrong}
+    found.update((node.name, node) for node in known if node.name in unfit)
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
     hint = "" if sudo else "; --bootstrap installs packages with sudo"

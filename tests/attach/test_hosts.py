@@ -297,6 +297,10 @@ def test_a_python_of_the_file_is_that_one(hosts: Hosts, cli: Cli) -> None:
     assert re.search(
         r"lacks torch, mpi4py, numpy: it cannot run the bundled programs .* python=/", done.err
     )
+    # One that does not pass later stays as it was.
+    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha} python=/nope"), code=5)
+    cli.script("who.py", "print('here')\n")
+    assert cli("run", "--once", "who.py").of(0) == ["here"]
 
 
 @pytest.mark.mpi
