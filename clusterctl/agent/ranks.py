@@ -37,12 +37,13 @@ def halt(job: str, tag: str, rank: str, seconds: float) -> None:
     found.kill_later(rank, read_time(job, rank, seconds))
 
 
-def heed(job: str, tag: str, first: str, count: int, seconds: float) -> None:
+def heed(job: str, tag: str, first: str, count: int, seconds: float, wrapper: int) -> None:
     """Waits for the word of a batch job's script that all are to end, and passes on its signals:
     to the `count` ranks of this node, from `first` on. On a shared disk a file reaches every node;
     a signal would have to pass through the launcher program, which ends all ranks when it gets one.
+    `wrapper`: the process that started this one; it may have ended before this line.
     """
-    wrapper, notice = os.getppid(), 1
+    notice = 1
     ranks = range(int(first), int(first) + count)
     while not os.path.exists(os.path.join(job, "stopping")):
         if os.getppid() != wrapper:

@@ -164,10 +164,10 @@ def _halt(job: str, rank: str, seconds: str) -> None:
     ranks.halt(job, _read_tag(job), rank, float(seconds))
 
 
-def _heed(job: str, first: str, count: str, seconds: str) -> None:
+def _heed(job: str, first: str, count: str, seconds: str, wrapper: str) -> None:
     from . import ranks
 
-    ranks.heed(job, _read_tag(job), first, int(count), float(seconds))
+    ranks.heed(job, _read_tag(job), first, int(count), float(seconds), int(wrapper))
 
 
 def _linger(job: str, rank: str, world: str, seconds: str) -> None:

@@ -250,6 +250,9 @@ class _Spread:
             state.made = True
         elif verb == "unreadable":
             raise args[0]
+        elif verb in ("error", "lost") and state.made:
+            state.stuck = True  # it has all, and passes nothing on any more
+            self._free_targets(state)
         elif verb in ("error", "lost") and not state.over:
             state.refused = verb == "error"
             self._fail(state, args[0])

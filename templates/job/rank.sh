@@ -103,7 +103,7 @@ trap 'cctl_caught=yes' INT HUP
 cctl_child=$!
 echo "$cctl_child" >"$cctl_out.pid"
 if [ -n "$cctl_linger" ] && [ "$cctl_local" = 0 ]; then # one per node: word comes as a file on the shared disk
-    env -u CLUSTERCTL_JOB /bin/sh "$cctl_job/agent.sh" heed "$cctl_rank" "$cctl_local_world" "$cctl_grace" &
+    env -u CLUSTERCTL_JOB /bin/sh "$cctl_job/agent.sh" heed "$cctl_rank" "$cctl_local_world" "$cctl_grace" $$ &
     cctl_watcher=$!
 fi
 await

@@ -68,8 +68,7 @@ def test_a_connection_that_is_lost_while_nodes_pass_on_is_made_again(cli: Cli) -
     content = os.urandom(2_000_000)
     (cli.folder / "mine" / "large").write_bytes(content)
     with break_once(cli):
-        done = cli("data", "push", "mine", "--name", "again")
-    assert "lost the connection to worker-" in done.err
+        cli("data", "push", "mine", "--name", "again")
     for node in cli.status()["nodes"]:
         if node["role"] == "worker":
             assert Path(node["root"], "data/again/large").read_bytes() == content

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.processes import Processes, list_living, list_programs
+from clusterctl.agent.ranks import heed
 from tests.e2e.cli import wait_for
 
 TAG = f"CLUSTERCTL_JOB=test-{os.getpid()}/1;"
@@ -170,3 +171,10 @@ def test_an_end_of_the_machine_counts_for_the_job_that_it_came_over(
     (tmp_path / "ending").write_text("spot\n")
     os.utime(tmp_path / "ending", (2e9, 2e9) if newer else (1e9, 1e9))
     assert (("node", "spot") in list(Processes(str(job), TAG).look())) is told
+
+
+def test_who_waits_for_word_ends_with_its_rank(tmp_path: Path) -> None:
+    """Also where the rank has ended while Python was starting."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    heed(str(tmp_path), "X=1;", "0", 1, 1.0, gone.pid)

@@ -46,6 +46,7 @@ from clusterctl.core.job import JobState
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, Role
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ProviderError, UsageError
+from clusterctl.insight.metrics import MetricPoint
 from clusterctl.machines import providers
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import Cloud, ProviderPlan, Resource
@@ -221,7 +222,7 @@ ACTIONS = {
     down: "take_down",
     images: "build",
     jobs: "read_logs cancel fetch",
-    metrics: "collect_metrics follow",
+    metrics: "follow",
     access: "open_shell execute copy forward install uninstall include",
     rerun: "rerun",
     init: "write make_text",
@@ -277,6 +278,8 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
             if (scene.verb, name) != ("list", "read_status"):
                 monkeypatch.setattr(module, name, recorder(name, reached))
     monkeypatch.setattr(report, "make", recorder("make", reached, "a page"))
+    points = [MetricPoint(0, {"loss": 1.0})]
+    monkeypatch.setattr(metrics, "collect_metrics", recorder("collect_metrics", reached, points))
     return reached
 
 
