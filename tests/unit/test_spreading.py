@@ -149,6 +149,18 @@ def test_one_connection_that_breaks_costs_nothing_twice(lab: Lab, data: dict[str
     assert lab.sent == sum(map(len, data.values()))
 
 
+def test_a_node_that_has_it_all_is_not_waited_for_when_it_is_lost(
+    lab: Lab, data: dict[str, bytes]
+) -> None:
+    lab.names = ("worker-1",)
+    lab.spread(data)
+    lab.names = ("worker-1", "worker-2")
+    lab.connect = f'mkdir {lab.path}/once && kill -9 $PPID; exec sh -c "$2"'
+    assert all(result.ok for result in lab.spread(data, patience=600))
+    assert (lab.path / "once").exists()
+    assert lab.has("worker-2", data)
+
+
 @pytest.mark.parametrize("name", ["worker-1", "worker-3"])
 def test_a_node_that_fails_is_named_and_the_others_have_it(
     lab: Lab, data: dict[str, bytes], name: str
