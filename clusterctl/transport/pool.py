@@ -153,6 +153,8 @@ def read_uptime(text: str) -> float:
 
 LIMIT = 32
 """Nodes at a time: more of them is slower, also for 64 nodes."""
+HEARING = 1.0
+"""Seconds after which Python looks for a Ctrl-C that came just before a wait began."""
 
 Action = Callable[[str], NodeResult]
 """What to do for the node of that name."""
@@ -321,7 +323,8 @@ class Pool(AbstractContextManager["Pool"]):
         for _ in range(min(LIMIT, len(chosen))):
             run_in_background(work)
         try:
-            wait(results)
+            while wait(results, HEARING).not_done:
+                pass
         except BaseException:
             waiting.clear()
             for name, result in zip(chosen, results, strict=True):
