@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.chaos import nodes
-from tests.chaos.site import Site
+from tests.chaos.site import Site, taking_down
 from tests.e2e.cli import Cli, tagged
 
 CLOCK = """
@@ -173,13 +173,9 @@ ATTACKS: Mapping[str, Callable[[Site], None]] = {
 
 @contextmanager
 def site_in(folder: Path, seed: str) -> Iterator[Site]:
-    site = Site(Cli(folder / "state", folder), random.Random(seed))
-    try:
-        yield site
-    finally:
-        site.cli.end()
-        for name in site.cli.clusters():
-            site.cli("down", "--force", name, code=None, timeout=120)
+    cli = Cli(folder / "state", folder)
+    with taking_down(cli):
+        yield Site(cli, random.Random(seed))
 
 
 def attack(folder: Path, name: str, seed: int) -> list[str]:

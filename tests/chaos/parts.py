@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos.site import taking_down
 from tests.e2e.cli import Cli, Done, Running, Traces, kill_node, of_job, tagged, wait_for
 from tests.e2e.test_dead_worker import TRAINS, undisturbed
 
@@ -225,13 +226,9 @@ def check_order(what: str, lines: Sequence[str]) -> Iterator[str]:
 
 @contextmanager
 def site_in(folder: Path) -> Iterator[Site]:
-    site = Site(Cli(folder / "state", folder))
-    try:
-        yield site
-    finally:
-        site.cli.end()
-        for name in site.cli.clusters():
-            site.cli("down", "--force", name, code=None, timeout=120)
+    cli = Cli(folder / "state", folder)
+    with taking_down(cli):
+        yield Site(cli)
 
 
 def main() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tests.chaos.kills import LINES, PROGRAM
@@ -15,6 +17,17 @@ for number in range(400):
     time.sleep(0.01)
 """
 """What takes four seconds, so that something can happen meanwhile."""
+
+
+@contextmanager
+def taking_down(cli: Cli) -> Iterator[None]:
+    """At the end, its clusters go, whatever has become of them."""
+    try:
+        yield
+    finally:
+        cli.end()
+        for name in cli.clusters():
+            cli("down", "--force", name, code=None, timeout=120)
 
 
 @dataclass
