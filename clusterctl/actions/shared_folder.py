@@ -46,9 +46,8 @@ class BroughtFolder:
 
 
 def was_usable(store: Store, cluster: Cluster) -> bool:
-    """Whether anybody can have put a file into it: no `up` of a new cluster that broke off. A file
-    system of the user's own stays as it is."""
-    if not cluster.shared or cluster.shared_source:
+    """Whether anybody can have put a file into it: no `up` of a new cluster that broke off."""
+    if not cluster.shared:
         return False
     if cluster.phase in (Phase.READY, Phase.STOPPED):
         return True

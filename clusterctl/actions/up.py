@@ -239,8 +239,7 @@ def _complete(
             check_mesh(pool, cluster, what="nodes", hint=hint)
         if cluster.shared:
             with clock.time_phase("shared folder"):
-                if why := check_shared(pool, cluster):
-                    report(why)
+                check_shared(pool, cluster)
         if not instant:
             from clusterctl.actions import run  # not for every `up`
 
@@ -297,7 +296,6 @@ def _create(
         nodes=created.nodes,
         mode_reason=created.mode_reason or cluster.mode_reason,
         shared=created.shared,
-        shared_source=created.shared_source,
     )
     with suppress(ClusterctlError):  # the next look knows
         cluster = providers.settle(cluster, folder, time.time())
@@ -445,7 +443,6 @@ def _render_script(
             deadline_unit=features.deadline_unit,
             idle=cluster.spec.cloud.idle or 0.0,
             shared=cluster.shared,
-            shared_source=cluster.shared_source,
         ),
         files=container.list_files(node) if container else None,
         inside=bootstrap.enter_container(container),

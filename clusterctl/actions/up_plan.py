@@ -40,7 +40,6 @@ from clusterctl.machines.protocol import (
     RegistryLogin,
 )
 from clusterctl.options.kinds import DOCKER, EC2
-from clusterctl.options.values import LAUNCHER
 from clusterctl.options.verbs import Up
 from clusterctl.state.store import Store
 
@@ -298,7 +297,7 @@ def _intend_here(
     provider = providers.load_creator(options.provider)
     plan = provider.plan(options, old, report, ahead=ahead)
     options = plan.spec or options
-    folder = [f"shared folder: {provider.features.shared_folder}"] if options.makes_folder else []
+    folder = [f"shared folder: {provider.features.shared_folder}"] if options.shared else []
     # What the cluster has; an --image that is given again is asked for again.
     known = old.images if old and not (spec.image or spec.images) else {}
     images = resolve_node_images(options, plan.kinds, known, provider.find_registry_login)
@@ -483,11 +482,6 @@ def keep_budget(
 def make_spec(name: str, given: Up) -> ClusterSpec:
     """What was given to `up`. Without a provider, the one that the options imply; "" leaves it to
     the cluster that exists."""
-    if given.shared and re.fullmatch(r"fs-[0-9a-f]{8,40}", name):
-        raise UsageError(
-            f"{name} is the ID of a file system, not the name of a cluster",
-            hint=f"write it right after the option: --shared {name}",
-        )
     cloud = given.gpu or given.cpu or given.instance_type
     implied = EC2.owner if cloud else DOCKER.owner if given.gpus else ""
     image, images = parse_images(given.image) if given.image else ("", {})
@@ -500,10 +494,8 @@ def make_spec(name: str, given: Up) -> ClusterSpec:
         image=image,
         images=images,
         gpus=given.gpus,
-        shared=bool(given.shared),
-        cloud=CloudSpec(
-            **given.pick_fields(CloudSpec), file_system=given.shared.removeprefix(LAUNCHER)
-        ),
+        shared=given.shared,
+        cloud=CloudSpec(**given.pick_fields(CloudSpec)),
     )
 
 

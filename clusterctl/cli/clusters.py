@@ -66,7 +66,7 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
     )
     console.document(
         cluster=up_cluster.name,
-        **pick(up_cluster, "id", "phase", "mode", "deadline", "shared", "shared_source"),
+        **pick(up_cluster, "id", "phase", "mode", "deadline", "shared"),
         seconds=dict(made.phases),
         nodes=[document_node(node) for node in up_cluster.nodes],
         verify=made.measured and document_checks(made.measured),

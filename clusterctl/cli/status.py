@@ -36,7 +36,7 @@ def status(given: Status, console: Console) -> None:
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
     if what.shared:
-        lines.append(f"shared folder: {what.shared} on all nodes; {_describe_stay(what)}")
+        lines.append(f"shared folder: {what.shared} on all nodes; `down` deletes it")
     if folder := state_store.find_launch_folder(store, what.name):
         lines.append(f"ends with its program; the next command then copies its outputs to {folder}")
     lines += [f"warning: {line}" for line in found.warnings]
@@ -144,14 +144,6 @@ def _format_dollars(dollars: float, found: Any) -> str:
     return f"{'at least ' * bool(found.unknown_prices)}${dollars:.2f}"
 
 
-def _describe_stay(cluster: Cluster) -> str:
-    """What becomes of the folder that its nodes share."""
-    if cluster.shared_source:
-        wanted = cluster.spec.cloud.file_system
-        return f"{cluster.shared_source} of {wanted.partition(':')[0]}, which `down` leaves"
-    return "`down` deletes it"
-
-
 def _describe_mode(cluster: Cluster) -> str:
     reason = f": {cluster.mode_reason}" if cluster.mode_reason else ""
     return f"{cluster.mode}{reason}"
@@ -171,7 +163,6 @@ def _document_status(found: Any, live: bool) -> dict[str, Any]:
             "created",
             "deadline",
             "shared",
-            "shared_source",
         ),
         "age_s": round(found.age, 1),
         **pick(found, "dollars", "dollars_per_hour", "unknown_prices", "warnings"),

@@ -313,8 +313,6 @@ class CloudSpec:
     instance_connect: bool = False
     """SSH to the launcher through an EC2 Instance Connect Endpoint, and from no address. If also
     `private`, the launcher has no public address either."""
-    file_system: str = ""
-    """Of EFS or FSx, `fs-…` or `fs-…:/folder`: what the nodes share, instead of a new folder."""
     tag: tuple[str, ...] = ()
     """`KEY=VALUE`, on all that is made."""
     ssh_cidr: str = ""
@@ -354,11 +352,6 @@ class ClusterSpec:
     @property
     def workers(self) -> int:
         return sum(group.count for group in self.groups)
-
-    @property
-    def makes_folder(self) -> bool:
-        """Whether the folder that its nodes share is made with it, and goes with it."""
-        return self.shared and not self.cloud.file_system
 
 
 class Phase(str, Enum):
@@ -406,9 +399,6 @@ class Cluster:
     """What a batch system has told of itself when it was attached."""
     shared: str = ""
     """The folder that all nodes share, at the same path on each of them; "": none."""
-    shared_source: str = ""
-    """What nodes mount there, `server:/path`, if it is a file system of the user's own; "": the
-    folder is the cluster's, and goes with it."""
     host_keys: dict[str, str] = field(default_factory=dict)
     """The keys that the nodes' sshd show, by address as in known_hosts: where that is damaged, it
     is written again from these."""

@@ -306,9 +306,6 @@ BOOT_LIMIT = 300
 SHARED_LIMIT = 600
 """Seconds that a worker waits for the launcher, which installs a server, to export the folder."""
 
-FILE_SYSTEM_LIMIT = 120
-"""The same for a file system that is there already: machines cost money by then."""
-
 _KINDS = {Accelerator.NONE: "cpu", Accelerator.NVIDIA: "nvidia", Accelerator.AMD: "amd"}
 
 
@@ -377,14 +374,13 @@ def list_steps(
     deadline_unit: str = "",
     idle: float = 0.0,
     shared: str = "",
-    shared_source: str = "",
 ) -> tuple[Step, ...]:
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
-    the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared` and
-    `shared_source`: see `Cluster`."""
+    the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared`: see
+    `Cluster`."""
     inside = container if runtime is Runtime.DOCKER else None
     launcher = next((one for one in nodes if one.role is Role.LAUNCHER), node)
-    exports = bool(shared) and not shared_source and node.name == launcher.name
+    exports = bool(shared) and node.name == launcher.name
     kind = _KINDS[node.accelerator]
     true = {
         "ends": bool(deadline_unit),
@@ -408,9 +404,8 @@ def list_steps(
         "rule": render_rule(node.root),
         "folder": shared,
         "peers": [one.private_address for one in nodes if one.name != node.name],
-        "source": shared_source or f"{launcher.private_address}:{shared}",
-        "theirs": bool(shared_source),
-        "limit": FILE_SYSTEM_LIMIT if shared_source else SHARED_LIMIT,
+        "source": f"{launcher.private_address}:{shared}",
+        "limit": SHARED_LIMIT,
         "key": mesh_key,
         "packages": "Open MPI" + ", PyTorch and mpi4py" * (node.role is Role.WORKER),
         "pins": list_pins(node),

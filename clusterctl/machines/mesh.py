@@ -21,25 +21,22 @@ def _list_others(cluster: Cluster) -> list[Node]:
     return [node for node in cluster.workers if node.name != cluster.launcher.name]
 
 
-def _run_on_launcher(pool: Pool, cluster: Cluster, script: str) -> tuple[str, tuple[str, ...]]:
-    """What a check printed that runs on the launcher, and the edges that do not work."""
+def _run_on_launcher(pool: Pool, cluster: Cluster, script: str) -> tuple[str, ...]:
+    """The edges that do not work, by a check that runs on the launcher."""
     result = pool.find_transport(cluster.launcher.name).run(
         "exec /bin/sh -s",
         stdin=script.encode(),
         timeout=PATIENCE + WAVE_PATIENCE * (len(cluster.workers) // WAVE),
     )
     failures = read_failures(result.text)
-    if result.error or not result.ok:
-        failures = (result.error or result.complaints, *failures)
-    return result.text, failures
+    return failures if result.ok else (result.error or result.complaints, *failures)
 
 
 def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
     """Raises NodeUnreachable unless the launcher and the workers (`what`) all reach each other."""
     if not (others := _list_others(cluster)):
         return
-    _, failures = _run_on_launcher(pool, cluster, render_check(cluster.launcher, others))
-    if failures:
+    if failures := _run_on_launcher(pool, cluster, render_check(cluster.launcher, others)):
         raise NodeUnreachable(
             f"some {what} cannot reach each other: {'; '.join(failures)}",
             hint=hint,
@@ -55,34 +52,21 @@ def render_check(launcher: Node, workers: Sequence[Node]) -> str:
     return assets.render("bootstrap/mesh.sh.j2", **values)
 
 
-def check_shared(pool: Pool, cluster: Cluster) -> str:
+def check_shared(pool: Pool, cluster: Cluster) -> None:
     """Raises BootstrapError unless all nodes can read and write the shared folder, where ranks
-    run. A file system of the user's own may also be one that they can only read, as it is said."""
-    folder, launcher, theirs = cluster.shared, cluster.launcher, bool(cluster.shared_source)
-    script = render_shared_check(folder, launcher, _list_others(cluster), theirs=theirs)
-    said, failures = _run_on_launcher(pool, cluster, script)
-    if failures:
+    run."""
+    folder = cluster.shared
+    script = render_shared_check(folder, cluster.launcher, _list_others(cluster))
+    if failures := _run_on_launcher(pool, cluster, script):
         raise BootstrapError(
             f"some nodes cannot use the shared folder {folder}: {'; '.join(failures)}",
             hint=f"`clusterctl up {cluster.name}` mounts it again",
         )
-    begin = f"{MARK} readonly "
-    why = next((line for line in said.splitlines() if line.startswith(begin)), "")
-    if not why:
-        return ""
-    return (
-        f"{folder} is readable on all nodes, but {launcher.user} cannot write to it"
-        f" ({why.removeprefix(begin)}): `clusterctl ssh launcher -- sudo install -d -o"
-        f" {launcher.user} {folder}/NAME` creates a writable folder in it"
-    )
 
 
-def render_shared_check(
-    folder: str, launcher: Node, workers: Sequence[Node], *, theirs: bool = False
-) -> str:
-    """Writes a file on the launcher, and reads and writes it on all workers. `theirs`: a file
-    system of the user's own, which may be one that can only be read."""
-    values = {"folder": folder, "theirs": theirs, "launcher": launcher, "workers": workers}
+def render_shared_check(folder: str, launcher: Node, workers: Sequence[Node]) -> str:
+    """Writes a file on the launcher, and reads and writes it on all workers."""
+    values = {"folder": folder, "launcher": launcher, "workers": workers}
     return assets.render("bootstrap/shared-check.sh.j2", **values, mark=MARK, wave=WAVE)
 
 

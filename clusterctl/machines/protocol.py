@@ -135,7 +135,6 @@ class Created:
     mode_reason: str = ""
     shared: str = ""
     """The folder that all nodes share, if one was asked for: see `Cluster`."""
-    shared_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

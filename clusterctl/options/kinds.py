@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 from clusterctl.core.text import read_toml
 from clusterctl.errors import UsageError
 from clusterctl.options import values
-from clusterctl.options.values import LAUNCHER, ReadValue, cluster_name, names, one_of
+from clusterctl.options.values import ReadValue, cluster_name, names, one_of
 
 # -------------------------------------------------------------------------------------------------
 # What providers of `up` have on the command line, known without loading one of them.
@@ -77,15 +77,13 @@ LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
 
 class Limit(NamedTuple):  # every command loads it: a dataclass takes twice the time
     """`only`: one of these circumstances has to hold; None: any will do. `never`: none of these
-    may. `free` is a value that may be given everywhere. `says` goes on after the option's name;
-    `instead` is the hint by circumstance, where one is better than `hint`. `owner`: the provider
-    whose option it is; others share it by their row."""
+    may. `says` goes on after the option's name; `instead` is the hint by circumstance, where one is
+    better than `hint`. `owner`: the provider whose option it is; others share it by their row."""
 
     says: str
     hint: str = LEAVE_OUT
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
-    free: str = ""
     instead: Mapping[str, str] = MappingProxyType({})
     owner: str = ""
 
@@ -109,10 +107,9 @@ class Limit(NamedTuple):  # every command loads it: a dataclass takes twice the 
         return self._replace(says=says, hint=hint, only=frozenset(names))
 
 
-def _make_provider_limit(
-    owner: str, says: str = "works only with {titles}", free: str = ""
-) -> Limit:
-    return Limit(says, "add --provider {names}, or leave it out", owner=owner, free=free)
+def _make_provider_limit(owner: str) -> Limit:
+    says, hint = "works only with {titles}", "add --provider {names}, or leave it out"
+    return Limit(says, hint, owner=owner)
 
 
 def limit_to(word: str, says: str = "", hint: str = "") -> Limit:
@@ -129,7 +126,6 @@ def exclude(*words: str, says: str = "", hint: str = ONE_OF_TWO) -> Limit:
 
 EC2 = _make_provider_limit("ec2")
 DOCKER = _make_provider_limit("docker")
-FILE_SYSTEM = _make_provider_limit("ec2", "takes an ID only with {titles}", free=LAUNCHER)
 SSH_CIDR = (EC2, exclude("instance-connect"))
 IMAGE = (DOCKER, exclude("host", says="needs containers, which --runtime host does not use"))
 
@@ -450,8 +446,6 @@ class Verb:
             failing = next(
                 (limit for limit in option.limits if not limit.holds(circumstances)), None
             )
-            if failing and failing.free and self.values[key] == failing.free:
-                continue
             if failing is None or not self.values[key] or key not in {*self.typed, *self.settings}:
                 continue
             why = failing.says + (f"; {place}" if place and failing.only else "")

@@ -19,8 +19,6 @@ from clusterctl.errors import UsageError
 ReadValue = Callable[[Any, str], Any]
 """Makes the value of a text, or raises UsageError; it is told what to call the option."""
 
-LAUNCHER = "launcher"
-"""The value of `up --shared` without an ID: the folder is made with the cluster."""
 MAX_BUDGET = 1_000_000
 """US dollars."""
 MAX_TTL = 30 * 86400.0
@@ -53,19 +51,6 @@ def local_folder(text: str, option: str) -> str:
     if not text or "://" in text:
         raise _refuse(text, option, "a folder of this machine", "./outputs")
     return os.path.abspath(os.path.expanduser(text))
-
-
-def begins_file_system(text: str) -> bool:
-    """Whether a word after --shared is meant as its value, and not as a cluster or a script."""
-    return text.startswith(("fs-", "fsap-", "arn:"))
-
-
-def shared_folder(text: str, option: str) -> str:
-    """LAUNCHER, or the ID of a file system of EFS or FSx, with a folder of it after a colon."""
-    if text != LAUNCHER and not re.fullmatch(r"fs-[0-9a-f]{8,40}(:/[A-Za-z0-9_.+@/-]*)?", text):
-        expected = "nothing, or the ID of a file system of EFS or FSx"
-        raise _refuse(text, option, expected, "fs-0123456789abcdef0, or fs-0123456789abcdef0:/data")
-    return text
 
 
 def integer(least: int, most: int = 1_000_000_000) -> Callable[[str, str], int]:

@@ -44,9 +44,7 @@ from clusterctl.options.kinds import (
     words,
 )
 from clusterctl.options.values import (
-    LAUNCHER,
     at_least_zero,
-    begins_file_system,
     budget,
     byte_size,
     check_resume_args,
@@ -63,7 +61,6 @@ from clusterctl.options.values import (
     python_version,
     seconds,
     sha256_hex,
-    shared_folder,
 )
 
 # -------------------------------------------------------------------------------------------------
@@ -71,26 +68,6 @@ from clusterctl.options.values import (
 
 CLUSTERS = "Clusters"
 NEW_NAME = name_argument(DEFAULT_NAME)
-
-
-def join_shared(verb: type[Verb], words: list[str]) -> list[str]:
-    """`--shared` may stand alone, also before another argument: what looks like a file system is
-    its value, and nothing else. What is a program's own stays as it is."""
-    found, index = list[str](), 0
-    while index < len(words):
-        word, following = words[index], words[index + 1 : index + 2]
-        option = word.startswith("-")
-        if word == "--" or (verb.read_word(word)[0] == "-m" if option else verb.ends_at_argument):
-            break
-        end = index + (verb.count_words(word) if option else 1)
-        if word == "--shared":
-            given = following and begins_file_system(following[0])
-            end = index + 1 + bool(given)
-            found.append(f"{word}={following[0] if given else LAUNCHER}")
-        else:
-            found += words[index:end]
-        index = end
-    return found + words[index:]
 
 
 class Up(Named, heading=CLUSTERS, module="clusters"):
@@ -118,15 +95,8 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     ttl = span(
         "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", check=life_time
     )
-    shared = text(
-        "--shared",
-        MACHINE,
-        "Give all nodes one folder, $CLUSTERCTL_SHARED: a new one, which `down` deletes, or this"
-        " file system of EFS or FSx",
-        "[ID]",
-        check=shared_folder,
-        alone=LAUNCHER,
-        limits=kinds.FILE_SYSTEM,
+    shared = flag(
+        "--shared", MACHINE, "Give all nodes one folder, $CLUSTERCTL_SHARED, which `down` deletes"
     )
     image = texts(
         *("--image", MACHINE, "Container image of all nodes, or of a kind of node; repeatable"),
@@ -187,10 +157,6 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     )
     dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
     yes = YES
-
-    @classmethod
-    def arrange(cls, words: list[str]) -> list[str]:
-        return join_shared(cls, words)
 
     @property
     def measure(self) -> bool | None:
@@ -620,10 +586,6 @@ class Launch(Started, heading=JOBS, module="launches"):
     yes = YES
     json = JSON_LINES
     cluster = cluster_option(help="A new cluster (default: named after SCRIPT), or an attached one")
-
-    @classmethod
-    def arrange(cls, words: list[str]) -> list[str]:
-        return super().arrange(join_shared(cls, words))
 
 
 def _read_job(text: str, option: str) -> int | None:

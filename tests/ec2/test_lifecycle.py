@@ -138,40 +138,11 @@ def subnet(world: World) -> Iterator[str]:
         yield subnet
 
 
-@pytest.fixture
-def file_system(world: World, subnet: str) -> Iterator[str]:
-    """Of EFS, new and empty, with a mount target in that subnet whose group lets its nodes in."""
-    ec2, efs = world.ec2.client("ec2"), world.ec2.client("efs")
-    [place] = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
-    made = ec2.create_security_group(GroupName="nfs", Description="NFS", VpcId=place["VpcId"])
-    rule = {"IpProtocol": "tcp", "FromPort": 2049, "ToPort": 2049}
-    rule["IpRanges"] = [{"CidrIp": place["CidrBlock"]}]
-    ec2.authorize_security_group_ingress(GroupId=made["GroupId"], IpPermissions=[rule])
-    id = efs.create_file_system(CreationToken="lab")["FileSystemId"]
-    groups = [made["GroupId"]]
-    target = efs.create_mount_target(FileSystemId=id, SubnetId=subnet, SecurityGroups=groups)
-    yield id
-    [there] = efs.describe_file_systems(FileSystemId=id)["FileSystems"]
-    assert (there["LifeCycleState"], there["NumberOfMountTargets"]) == ("available", 1)
-    efs.delete_mount_target(MountTargetId=target["MountTargetId"])
-    efs.delete_file_system(FileSystemId=id)
-    ec2.delete_security_group(GroupId=made["GroupId"])
-
-
-def test_a_changed_host_key_is_refused(world: World, subnet: str, file_system: str) -> None:
-    """Of a worker in a network that is not ours. All nodes have a file system of theirs, also one
-    that is added; nothing of it goes with them."""
-    up = world.ok(*CPU, "--workers", "1", "--shared", file_system)
+def test_a_changed_host_key_is_refused(world: World, subnet: str) -> None:
+    """Of a worker in a network that is not ours."""
+    up = world.ok(*CPU, "--workers", "1", "--subnet", subnet)
     assert world.ec2.machine("worker-1").private.startswith("10.99.0.")
-    assert f":/ of EFS {file_system}, over NFS" in up.err
     assert f"machines go into {subnet} (us-east-1a)" in up.err
-    world.ok("run", "sh", "-c", 'echo kept >"$CLUSTERCTL_SHARED/model"')
-    assert f"of {file_system}, which `down` leaves" in world.ok("status").out
-    world.ok("up", "--workers", "2", "--yes")
-    for name in ("launcher", "worker-2"):
-        assert world.ok("ssh", name, "--", "cat", "/shared/model").out == "kept\n"
-    other = world.run("up", "--shared", "fs-0123456789abcdef0", "--yes")
-    assert (other.code, "--shared cannot be changed now" in other.err) == (2, True), other.err
     machine = world.ec2.machine("worker-1")
     before = machine.run("ssh-keygen", "-lf", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.split()[1]
     machine.run("rm", "/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key.pub")
@@ -184,8 +155,6 @@ def test_a_changed_host_key_is_refused(world: World, subnet: str, file_system: s
     assert before in up.err
     assert after in up.err
     world.ok("down", "--yes", "--force")
-    kept = world.ec2.exported(file_system)
-    assert [path.name for path in kept.iterdir()] == ["model"]
 
 
 def launch_for(world: World, like: dict[str, Any], cluster: str, owner: str = "") -> str:

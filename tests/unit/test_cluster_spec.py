@@ -81,28 +81,11 @@ def test_a_shared_folder_is_there_from_the_first_day_or_not_at_all(
     assert [spec.shared for spec in specs] == [True, False]
 
 
-EFS = "fs-0123456789abcdef0"
-
-
-@rows("line, said", "cluster_spec.a_file_system_that_is_none_is_refused")
-def test_a_file_system_that_is_none_is_refused(
-    line: str, said: str, call: Call, specs: list[ClusterSpec]
-) -> None:
-    told = call("up", "--dry-run", *line.split())
-    assert (told.code, specs) == (2, [])
-    assert said in told.err
-
-
-@pytest.mark.parametrize("value", ["true", "false", f'"{EFS}"'])
+@pytest.mark.parametrize("value", ["true", "false"])
 def test_shared_is_a_setting_too(value: str, call: Call, specs: list[ClusterSpec]) -> None:
-    """One file system for all clusters on EC2 keeps nobody from a local one."""
     Path("clusterctl.toml").write_text(f"[up]\nshared = {value}\n")
-    call("up", "--dry-run", "--provider", "ec2")
-    said = call("up", "--dry-run", "--provider", "local")
-    theirs = value.strip('"') if "fs-" in value else ""
-    assert [spec.cloud.file_system for spec in specs] == [theirs, ""]
-    assert [spec.shared for spec in specs] == [value != "false", value == "true"]
-    assert ("ignoring shared in [up] of" in said.err) is bool(theirs)
+    call("up", "--dry-run", "--provider", "local")
+    assert [spec.shared for spec in specs] == [value == "true"]
 
 
 def test_an_image_needs_containers(call: Call) -> None:

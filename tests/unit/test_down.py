@@ -282,17 +282,6 @@ def sharing(shared: Path, tmp_path: Path) -> Staged:
     return lab(tmp_path / "nodes", shared=str(shared))
 
 
-def test_down_leaves_a_file_system_of_theirs_and_asks_nothing(
-    call: Call, sharing: Staged, shared: Path
-) -> None:
-    here = sharing.where
-    sharing.store.save(replace(here, shared_source="10.0.0.9:/"))
-    said = call("down", "--yes", "--fetch", "--json")
-    assert (said.code, json.loads(said.out)["shared"]) == (0, None), said.err
-    assert (shared / "run 1" / "model.pt").read_text() == "weights"
-    assert not Path("shared-lab").exists()
-
-
 def test_down_brings_the_shared_folder_first(call: Call, sharing: Staged, shared: Path) -> None:
     """Beside an earlier copy, which is kept."""
     Path("shared-lab").mkdir()

@@ -63,17 +63,16 @@ def mesh_script() -> str:
     return mesh_checks.render_check(where.launcher, where.workers)
 
 
-def export_script(name: str = "export", source: str = "") -> str:
-    """What makes a launcher share its folder, or mount a file system."""
+def share_script(name: str) -> str:
+    """What makes a launcher share its folder (`export`), or a worker mount it (`mount`)."""
     launcher, workers = LAUNCHER_AND_WORKERS
     todo = bootstrap.list_steps(
-        launcher,
+        launcher if name == "export" else workers[0],
         Runtime.HOST,
         nodes=(launcher, *workers),
         mesh_key="ssh-ed25519 MESH",
         container=None,
         shared="/a folder",
-        shared_source=source,
     )
     [step] = [step for step in todo if step.name == name]
     return f"if ! (\n{step.check}\n); then\n{step.apply}\nfi\n"
@@ -96,11 +95,8 @@ RENDERED: dict[str, Callable[[], str]] = {
     "node-recipe-mpi": lambda: node_script(Accelerator.NVIDIA, Runtime.DOCKER, "nvidia-mpi"),
     "mesh": mesh_script,
     "shared folder": lambda: mesh_checks.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
-    "file system": lambda: mesh_checks.render_shared_check(
-        "/a folder", *LAUNCHER_AND_WORKERS, theirs=True
-    ),
-    "export": export_script,
-    "mount": lambda: export_script("mount", "10.0.0.9:/it's"),
+    "export": lambda: share_script("export"),
+    "mount": lambda: share_script("mount"),
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),
     "put a folder": lambda: copy_script("put_folder", mode="755"),
     "get": lambda: copy_script("get", had=0, digest=""),

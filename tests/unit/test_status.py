@@ -13,7 +13,6 @@ import pytest
 from clusterctl.actions import status
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import JobState
-from clusterctl.core.model import CloudSpec
 from clusterctl.insight import top
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job
@@ -51,12 +50,6 @@ def test_the_shared_folder_is_shown_with_what_ends_it(call: Call) -> None:
     open_store().save(replace(plain, shared="/shared"))
     assert "shared folder: /shared on all nodes; `down` deletes it" in call("status").out
     assert call("status", "--json").document["shared"] == "/shared"
-    theirs = replace(plain.spec, cloud=CloudSpec(file_system="fs-0123abcd:/data"))
-    source = "10.0.0.9:/data"
-    open_store().save(replace(plain, spec=theirs, shared="/shared", shared_source=source))
-    kept = f"shared folder: /shared on all nodes; {source} of fs-0123abcd, which `down` leaves"
-    assert kept in call("status").out
-    assert call("status", "--json").document["shared_source"] == source
 
 
 SMI = """#!/bin/sh

@@ -172,46 +172,6 @@ def test_a_worker_mounts_the_folder_at_each_boot_and_waits_for_no_launcher_for_e
     assert {"soft", "bg", "_netdev", "proto=tcp"} < set(options.split(","))
 
 
-@pytest.mark.parametrize("files", [0, 1], ids=["new", "in use"])
-def test_every_node_mounts_a_file_system_of_theirs_and_takes_a_new_one_over(
-    files: int, tmp_path: Path
-) -> None:
-    """Of a new one, only root may write to its top folder. What it is mounted with are fakes."""
-    launcher = replace(node("launcher", "10.77.1.4"), role=Role.LAUNCHER)
-    (folder := tmp_path / "shared").mkdir()
-    for number in range(files):
-        (folder / str(number)).touch()
-    source, fstab = "10.0.0.9:/data", tmp_path / "fstab"
-    fstab.write_text(f"LABEL=root / ext4 defaults 0 1\n10.0.0.7:/ {folder} nfs4 old 0 0\n")
-    fakes = {"sudo": 'case $2 in chown) echo "$@" >>"$LOG" ;; tee) cat >"$3" ;; esac'}
-    fakes["stat"] = "echo 0:755"
-    for name, text in fakes.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    for of in (launcher, WORKERS[0]):
-        [step] = [
-            step
-            for step in bootstrap.list_steps(
-                of,
-                Runtime.HOST,
-                nodes=(launcher, *WORKERS),
-                mesh_key="ssh-ed25519 MESH",
-                container=None,
-                shared=str(folder),
-                shared_source=source,
-            )
-            if step.name in ("mount", "export")
-        ]
-        text = step.apply.replace("/etc/fstab", str(fstab)).replace("/sbin/mount.nfs4", "/bin/sh")
-        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(tmp_path / "log")}
-        subprocess.run(["sh", "-eu", "-c", text], env=env, check=True)
-        root, line = fstab.read_text().splitlines()
-        assert root.startswith("LABEL=root")
-        assert line.split()[:3] == [source, str(folder), "nfs4"]
-        assert {"nfsvers=4.1", "hard", "noresvport", "_netdev"} < set(line.split()[3].split(","))
-    assert (tmp_path / "log").exists() is not files
-
-
 def test_the_folder_is_seen_in_the_container_also_when_it_is_mounted_later() -> None:
     names = list(found := shared(WORKERS[0], Runtime.DOCKER, *WORKERS))
     assert names.index("mount") < names.index("container")

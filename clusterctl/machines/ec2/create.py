@@ -434,7 +434,7 @@ def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any
         "cluster_name": cluster.name,
         "owner": cluster.owner,
         "client": cluster.client,
-        "shared": SHARED if cluster.spec.makes_folder else "",
+        "shared": SHARED if cluster.spec.shared else "",
         "deadline": ec2_api.render_deadline(deadline),
         "tags": ec2_api.parse_tags(cloud.tag),
         "region": order.api.region,
@@ -574,7 +574,6 @@ def create(
         pool=pool,
         mode_reason=reason,
         shared=SHARED if cluster.spec.shared else "",
-        shared_source=found.file_system.name_source(state.zone) if found.file_system else "",
     )
 
 

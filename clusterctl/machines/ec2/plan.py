@@ -153,8 +153,6 @@ def describe_plan(
     if found.nat:
         who = "machines" if cloud.instance_connect else "workers"
         yield f"{who} have no public addresses: they reach the internet through a NAT gateway"
-    if found.file_system:
-        yield found.file_system.describe(found.zones[0])
     if found.theirs:
         yield preflight.describe_image(found.theirs)
     if cloud.tag:

@@ -27,7 +27,7 @@ from clusterctl.machines.ec2.api import (
     choose_region,
     find_instances,
 )
-from clusterctl.machines.ec2.network import FileSystem, ZoneSubnets
+from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.ec2.tunnels import Existing
 from clusterctl.machines.protocol import LAUNCHER, CheckRow
@@ -277,8 +277,6 @@ class Survey:
     """Whether the cluster makes a NAT gateway, for workers without public addresses."""
     theirs: Image | None = None
     """The machine image of --ami."""
-    file_system: FileSystem | None = None
-    """What the nodes share, where it is not the launcher's folder."""
     endpoint: Existing | None = None
     """What SSH comes through, where somebody else keeps it."""
 
@@ -302,23 +300,18 @@ def survey(
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = run_in_background(api.find_account)
     known = run_in_background(lambda: _find_types(api, options))
-    wanted = options.cloud.file_system
-    shared = run_in_background(
-        lambda: ec2_network.find_file_system(api, wanted) if wanted else None
-    )
     running = run_in_background(lambda: api.list_instances(states=("pending", "running")))
     zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
-    by_account, types, share = account.result(), known.result(), shared.result()
+    by_account, types = account.result(), known.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = spec.plan_machines(options, makers, spec.read_present(present))
     check_types(api.region, options, types)
     amis = run_in_background(lambda: choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
-    placed, settled = ec2_network.fill_in_network(options, share), bool(present)
-    where = placed.cloud, len(new), there
+    settled, where = bool(present), (options.cloud, len(new), there)
     subnets = run_in_background(partial(ec2_network.choose_network, api, *where, name=options.name))
-    endpoint = run_in_background(partial(tunnels.check_endpoints, api, placed, id, there=settled))
-    made = partial(ec2_network.check_new_network, api, placed, there=settled)
+    endpoint = run_in_background(partial(tunnels.check_endpoints, api, options, id, there=settled))
+    made = partial(ec2_network.check_new_network, api, options, there=settled)
     network = run_in_background(made) if new else None
     rights = run_in_background(
         lambda: _check_rights(api, options, new, amis.result(), subnets.result())
@@ -326,7 +319,6 @@ def survey(
     check_quotas(api, options, machines, types, present, running, report)
     found_subnets = subnets.result()
     found_zones, found_amis = _keep_with_subnet(zones.result(), found_subnets), amis.result()
-    found_zones = ec2_network.keep_reachable(api, share, found_zones, found_subnets, there=settled)
     rights.result()
     if network:
         network.result()
@@ -341,7 +333,6 @@ def survey(
         subnets=found_subnets,
         nat=options.cloud.private and not found_subnets,
         theirs=next((one for one in found_amis.values() if one.id == options.cloud.ami), None),
-        file_system=share,
         endpoint=endpoint.result(),
     )
 

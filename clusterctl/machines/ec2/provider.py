@@ -272,7 +272,6 @@ class Ec2Provider(Cloud):
         address = run_in_background(lambda: "" if known else self._my_address())
         api = self._connect(options.cloud.region)
         found, instances = preflight.survey_cluster(api, options, current, report)
-        options = network.fill_in_network(options, found.file_system)
         spot = options.cloud.spot and not ec2_plan.has_fallen_back(instances)
         return Planned(options, found, api, binary.name, address, spot), instances
 

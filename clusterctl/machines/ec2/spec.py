@@ -182,10 +182,7 @@ def name_root(machine: PlannedMachine, cluster_id: str) -> str:
 # Machines that run are never replaced, and their deadline is moved by `extend` alone.
 
 
-_FIXED = (
-    *("disk", "spot", "efa", "vpc", "subnet", "private", "instance_connect"),
-    "file_system",
-)
+_FIXED = ("disk", "spot", "efa", "vpc", "subnet", "private", "instance_connect")
 """What EC2 or Terraform would make other machines for."""
 
 _OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
@@ -275,7 +272,7 @@ def check_settings(options: ClusterSpec, current: Cluster, zone: str) -> None:
     while all may still move."""
     for field in _FIXED:
         if getattr(options.cloud, field) != getattr(current.spec.cloud, field):
-            flag = "--shared" if field == "file_system" else f"--{field.replace('_', '-')}"
+            flag = f"--{field.replace('_', '-')}"
             raise UsageError(
                 f"the machines of cluster {options.name} are running: {flag} cannot be changed now",
                 hint=_suggest_another(options),

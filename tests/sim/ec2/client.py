@@ -116,10 +116,6 @@ class Ec2:
         self._provider = StayingProvider(terraform, found[-1], self._folder, self.env)
         return self._provider.env
 
-    def exported(self, file_system: str) -> Path:
-        """What is in a file system of EFS that a machine could mount."""
-        return self._folder / "exports" / file_system
-
     def close(self) -> None:
         if self._provider:
             self._provider.close()

@@ -72,7 +72,6 @@ class LightHost:
             "hidden": _hidden(kept),
             "kept": [str(path) for path in kept],
             "commands": _commands(),
-            "exports": str(_exports(order.folder.parents[1] / "exports")),
         }
 
     def _read(self) -> None:
@@ -135,22 +134,6 @@ def _hidden(kept: list[Path]) -> list[str]:
     hidden = {path for path in hidden if path not in kept}
     covered = {path for path in hidden if any(up in hidden for up in path.parents)}
     return [str(path) for path in sorted(hidden - covered)]
-
-
-def _exports(folder: Path) -> Path:
-    """What mount targets of EFS serve, by their addresses: one folder for all of a file system,
-    which is root's alone at first, as of a new one. (There is no NFS between namespaces.)"""
-    folder.mkdir(exist_ok=True)
-    moto = sys.modules.get("moto.efs.models")  # loaded by the first call of EFS
-    for regions in moto.efs_backends.values() if moto else ():
-        for backend in regions.values():
-            for file_system in backend.file_systems_by_id.values():
-                files = folder / file_system.file_system_id
-                files.mkdir(exist_ok=True)
-                for target in file_system.iter_mount_targets():
-                    with contextlib.suppress(FileExistsError):
-                        (folder / target.ip_address).symlink_to(files.name)
-    return folder
 
 
 def _commands() -> dict[str, str]:

@@ -99,16 +99,6 @@ def rest(
     return _PATHS[method, kind], {**said, "Name": name}
 
 
-_EFS = {"file-systems": "FileSystem", "mount-targets": "MountTarget"}
-
-
-def efs(method: str, path: str) -> str:
-    """The action of a call of EFS, whose address says it."""
-    kind = _EFS.get(path.strip("/").split("/")[1], "")
-    verb = {"POST": "Create", "DELETE": "Delete", "GET": "Describe"}[method]
-    return f"{verb}{kind}{'s' * (verb == 'Describe')}"
-
-
 def parse(environ: dict[str, Any]) -> Request:
     """Reads the request and leaves its body readable for moto."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
@@ -124,9 +114,6 @@ def parse(environ: dict[str, Any]) -> Request:
         query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
         action, said = rest(environ["REQUEST_METHOD"], environ["PATH_INFO"], query, body)
         return Request(service, action, region, said, key, signed)
-    if service == "elasticfilesystem":
-        action = efs(environ["REQUEST_METHOD"], environ["PATH_INFO"])
-        return Request(service, action, region, {}, key, signed)
     text = body.decode(errors="replace")
     form = dict(parse_qsl(text or environ.get("QUERY_STRING", ""), keep_blank_values=True))
     return Request(service, form.get("Action", ""), region, form, key, signed)
@@ -165,8 +152,6 @@ def document(value: object) -> Answer:
 def error(service: str, code: str, message: str, status: int = 400) -> Answer:
     """An error in the words of the service's protocol."""
     if service in (
-        "elasticfilesystem",
-        "fsx",
         "kms",
         "pricing",
         "scheduler",

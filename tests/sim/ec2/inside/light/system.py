@@ -17,7 +17,6 @@ DETACH = 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}[os.uname().machine]
 
 TOOLS = Path("/usr/lib/sim/tools.py")
-EXPORTS = Path("/usr/lib/sim/exports")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OWN_UNITS = Path("/etc/systemd/system")
 
@@ -71,9 +70,6 @@ def build_root(spec: dict[str, Any]) -> None:
     text = Path(spec["tools"]).read_text()
     tools.write_text(f"#!{spec['python']} -IS\n{text}")
     tools.chmod(0o755)
-    exports = root / str(EXPORTS).lstrip("/")
-    exports.mkdir()
-    mount(spec["exports"], str(exports), flags=BIND)
     for name in ("proc", "sys", "dev", "run", "tmp", ".old"):
         (root / name).mkdir(exist_ok=True)
     mount("proc", f"{root}/proc", "proc")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,12 +15,8 @@ SCHEDULED = Path("/run/systemd/shutdown/scheduled")
 PACKAGES = {
     "ca-certificates", "curl", "docker.io", "g++", "gcc", "gnupg", "jq", "libopenmpi-dev", "make",
     "nvidia-container-toolkit", "openmpi-bin", "python3", "python3-dev", "python3-pip",
-    "python3-venv", "rsync", "git", "numactl", "build-essential", "nfs-common",
+    "python3-venv", "rsync", "git", "numactl", "build-essential",
 }  # fmt: skip
-
-
-EXPORTS, MOUNTED = Path("/usr/lib/sim/exports"), Path("/run/sim/nfs.json")
-"""What NFS servers have, by their addresses; and what is mounted of it, by its place here."""
 
 
 def fail(text: str, code: int = 1) -> int:
@@ -108,36 +103,7 @@ def apt_get(words: list[str]) -> int:
     if "docker.io" in words:
         code, text = ask("install-docker")
         return fail(text) if code else 0
-    if "nfs-common" in words:
-        Path("/usr/sbin/mount.nfs4").symlink_to(os.path.realpath(sys.argv[0]))
     return 0
-
-
-def _mounted() -> dict[str, str]:
-    found: dict[str, str] = json.loads(MOUNTED.read_text()) if MOUNTED.exists() else {}
-    return {folder: source for folder, source in found.items() if os.path.ismount(folder)}
-
-
-def mount_nfs(words: list[str]) -> int:
-    """`mount.nfs4 SERVER:/PATH FOLDER -o OPTIONS`, as mount(8) calls it."""
-    source, folder = words[:2]
-    server, _, path = source.partition(":")
-    if not (EXPORTS / server).exists():
-        return fail("mount.nfs4: Connection timed out", 32)
-    inside = EXPORTS / server / path.strip("/")
-    if not inside.is_dir():
-        why = "reason given by server: No such file or directory"
-        return fail(f"mount.nfs4: mounting {source} failed, {why}", 32)
-    done = subprocess.run(["mount", "--bind", str(inside), folder])
-    MOUNTED.write_text(json.dumps({**_mounted(), folder: source}))
-    return done.returncode
-
-
-def find_mount(words: list[str]) -> int:
-    """`findmnt -n -o SOURCE --mountpoint FOLDER`, of NFS."""
-    source = _mounted().get(words[-1], "")
-    print(source, end="\n" * bool(source))
-    return 0 if source else 1
 
 
 def nothing(words: list[str]) -> int:
@@ -151,8 +117,6 @@ COMMANDS = {
     "cloud-init": cloud_init,
     "apt-get": apt_get,
     "journalctl": nothing,
-    "findmnt": find_mount,
-    "mount.nfs4": mount_nfs,
     "modprobe": nothing,
 }
 
