@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import re
 import secrets
 import shutil
 import signal
@@ -11,25 +9,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from ipaddress import ip_address, ip_network
-from pathlib import Path
 
-from clusterctl import __version__, process
+from clusterctl import process
 from clusterctl.actions.common import Unfetched
 from clusterctl.actions.down import take_down
 from clusterctl.actions.up import bring_up
 from clusterctl.core import catalog
 from clusterctl.core.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
 from clusterctl.core.text import format_bytes
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import ClusterctlError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import CheckRow
 from clusterctl.process import ENDING
-from clusterctl.state.files import write_atomic
 from clusterctl.state.store import Store
 from clusterctl.terraform import binary as terraform_binary
 
@@ -105,7 +99,7 @@ def _check_home(store: Store) -> CheckRow:
 
 
 # -------------------------------------------------------------------------------------------------
-# `check --real`: a small cluster on EC2 from nothing to nothing, and a report of it.
+# `check --real`: a small cluster on EC2, from nothing to nothing.
 
 
 WORKERS = 2
@@ -121,134 +115,38 @@ CREDITS = 0.09
 """US dollars per hour that a t3.micro costs more if it computes all the time (docs/ec2.md): what
 the plan does not count, and the launcher of a check does not need."""
 
-_OF_A_VPC = ip_network("10.0.0.0/8")
-
-
-@dataclass(slots=True)
-class CheckReport:
-    """What happened, for people who were not there. `failed` is "" where all went well."""
-
-    name: str
-    path: Path
-    rows: list[tuple[str, str]] = field(default_factory=list)
-    story: list[str] = field(default_factory=list)
-    dollars: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)
-    failed: str = ""
-
-    @contextmanager
-    def time_part(self, name: str) -> Iterator[None]:
-        """Notes how long a part took, and why it failed."""
-        began = time.monotonic()
-        try:
-            yield
-        except BaseException as error:
-            said = getattr(error, "message", "") or type(error).__name__
-            self.story.append(f"{name} failed: {said}")
-            if hint := getattr(error, "hint", ""):
-                self.story.append(f"  → {hint}")
-            self.failed = self.failed or f"{name}: {said}"
-            raise
-        finally:
-            self.seconds[name] = round(time.monotonic() - began, 1)
-
-    def write(self) -> None:
-        rows = [
-            ("result", f"failed: {self.failed}" if self.failed else "passed"),
-            *self.rows,
-            *((f"{name}, s", f"{seconds:g}") for name, seconds in self.seconds.items()),
-            ("cost, $", f"{self.dollars:.2f}"),
-        ]
-        text = "\n".join(f"| {name} | {_escape_cell(what)} |" for name, what in rows)
-        story = "\n".join(self.story)
-        body = f"# clusterctl check --real\n\n| | |\n|---|---|\n{text}\n\n```\n{story}\n```\n"
-        write_atomic(self.path, anonymize(body, self.name).encode())
-
-
-def _escape_cell(text: str) -> str:
-    """As a table of Markdown can hold it."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def anonymize(text: str, name: str) -> str:
-    """Without the account, who that is to AWS, its owner's name in that of the cluster, addresses
-    of mail, public addresses, and the folders of home and work."""
-    text = re.sub(r"\b(arn:[\w-]+:(?:iam|sts)::\d*:)[^\s\"')]+", r"\1<identity>", text)
-    text = re.sub(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)*", "<person>", text)
-    text = re.sub(r"\b\d{12}\b", "<account>", text)
-    text = re.sub(rf"(?<![\w-])[\w-]+-(?={re.escape(name)})", "<owner>-", text)
-    text = re.sub(r"\b(?:\d{1,3}\.){3}\d{1,3}\b", _hide, text)
-    text = re.sub(r"(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?![\w:])", _hide, text)
-    for folder, short in ((Path.home(), "~"), (Path.cwd(), ".")):
-        if folder != folder.parent:
-            text = text.replace(str(folder), short)
-    return text
-
-
-def _hide(found: re.Match[str]) -> str:
-    """Without a public address; a version or a time of day is none."""
-    try:
-        return found[0] if ip_address(found[0]) in _OF_A_VPC else "<address>"
-    except ValueError:
-        return found[0]
-
 
 def run_real_check(
     store: Store,
     *,
     runtime: Runtime | None,
     cloud: CloudSpec,
-    folder: Path,
     report: Reporter,
     consent: Consent,
-) -> CheckReport:
+) -> tuple[dict[str, float], float]:
     """Creates the cluster, which proves itself by an all-reduce, and removes it, whatever happens.
-    The report is written in any case but one: nothing was agreed to. Raises what went wrong, after
-    that."""
-    name = f"check-{secrets.token_hex(3)}"
-    summary = CheckReport(name, folder / f"clusterctl-{name}.md")
-    began = time.monotonic()
-
-    def note(line: str) -> None:
-        summary.story.append(f"{time.monotonic() - began:6.1f} s  {line}")
-        report(line)
-
+    Returns the seconds of `up` and `down`, and what it has cost in US dollars."""
     spec = ClusterSpec(
-        name=name,
+        name=f"check-{secrets.token_hex(3)}",
         provider="ec2",
         groups=(NodeGroup(count=WORKERS, instance_type=WORKER_TYPE),),
         ttl=TTL,
         runtime=runtime,
         cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600),
     )
-    summary.rows = _list_versions()
-    aborted = False
+    gone, began = None, time.monotonic()
     with _handle_signals() as ignore:
         try:
-            with summary.time_part("up"):
-                made = bring_up(store, spec, note, consent)
-            summary.seconds |= {f"up: {phase}": seconds for phase, seconds in made.phases}
-        except (UsageError, KeyboardInterrupt):
-            aborted = name not in store.list_names()
-            raise
+            bring_up(store, spec, report, consent)
         finally:
             ignore()
-            try:
-                if name in store.list_names():
-                    summary.rows += _read_provider_version(store.locate_folder(name))
-                    with summary.time_part("down"):
-                        # It asks AWS whether anything is left, and raises LeftoverError.
-                        agree, discard = (lambda question: True), Unfetched(discard=True)
-                        gone = take_down(store, name, note, agree, discard)
-                        summary.dollars = gone.dollars if gone else 0.0
-            finally:
-                if not aborted:
-                    summary.write()
-                    report(
-                        f"the report is in {summary.path}: if something is wrong, attach it to an"
-                        " issue"
-                    )
-    return summary
+            ready = time.monotonic()
+            if spec.name in store.list_names():
+                # It asks AWS whether anything is left, and raises LeftoverError.
+                agree, discard = (lambda question: True), Unfetched(discard=True)
+                gone = take_down(store, spec.name, report, agree, discard)
+    seconds = {"up": round(ready - began, 1), "down": round(time.monotonic() - ready, 1)}
+    return seconds, gone.dollars if gone else 0.0
 
 
 @contextmanager
@@ -271,26 +169,3 @@ def _handle_signals() -> Iterator[Callable[[], None]]:
     finally:
         for number in ours:
             signal.signal(number, before[number])
-
-
-def _read_provider_version(folder: Path) -> list[tuple[str, str]]:
-    """Of Terraform's AWS provider, as `terraform init` has noted it; none where it has not run."""
-    for path in (*folder.glob(".terraform.lock.hcl"), *folder.glob("*/.terraform.lock.hcl")):
-        with suppress(OSError):
-            if found := re.search(r'version\s*=\s*"([\w.-]+)"', path.read_text(errors="replace")):
-                return [("AWS provider", found[1])]
-    return []
-
-
-def _list_versions() -> list[tuple[str, str]]:
-    try:
-        binary = terraform_binary.find_terraform().name
-    except ClusterctlError as error:
-        binary = error.message
-    return [
-        ("date", f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"),
-        ("clusterctl", __version__),
-        ("Python", f"{platform.python_version()} on {sys.platform} {platform.machine()}"),
-        ("Terraform", binary),
-        ("boto3", version("boto3")),
-    ]

@@ -125,16 +125,15 @@ def check(given: Check, console: Console) -> None:
 
 def _check_real(given: Check, console: Console) -> None:
     console.after_interrupt = "`clusterctl list` shows whether the cluster is still there"
-    report = actions_check.run_real_check(
+    seconds, dollars = actions_check.run_real_check(
         common.open_store(),
         runtime=Runtime(runtime) if (runtime := given.values["runtime"]) else None,
         cloud=CloudSpec(**given.pick_fields(CloudSpec)),
-        folder=Path.cwd(),
         report=console.report,
         consent=(lambda question: True) if given.yes else console.consent,
     )
     console.result(
-        format_table((name, f"{seconds:.1f} s") for name, seconds in report.seconds.items())
-        + f"\nEC2 works from here; it cost ${report.dollars:.2f}"
+        format_table((name, f"{took:.1f} s") for name, took in seconds.items())
+        + f"\nEC2 works from here; it cost ${dollars:.2f}"
     )
-    console.document(**pick(report, "path", "seconds", "dollars"))
+    console.document(seconds=seconds, dollars=dollars)

@@ -921,7 +921,7 @@ class Check(Common, heading=MACHINES, module="access"):
 
     settings_of = ("up",)
     examples = ("clusterctl check", "clusterctl check --real")
-    real = flag("--real", OPTIONS, "Create and remove a cluster on EC2, and write a report")
+    real = flag("--real", OPTIONS, "Create a cluster on EC2, and remove it again")
     REAL = Group(OPTIONS.heading, (kinds.limit_to("real"),))
     of_up: tuple[Option[Any], ...] = (
         *(Up.region.move(REAL), Up.ssh_cidr.move(REAL), Up.vpc.move(REAL)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,21 +75,15 @@ def test_silence_is_told_and_not_waited_for(world: World) -> None:
 @pytest.mark.all
 @pytest.mark.terraform
 @pytest.mark.timeout(400)
-def test_a_real_cluster_comes_and_goes_and_leaves_a_report(world: World, tmp_path: Path) -> None:
+def test_a_real_cluster_comes_and_goes(world: World) -> None:
     """An all-reduce between two workers, in between; `world` finds what is left in the cloud. AWS
     shows late what is new, and machines that end hold their network: Terraform bears both."""
     refused = world.run("check", "--real", "--runtime", "host", timeout=100)
     assert refused.code == 2, refused.err
     assert "Cannot ask without a terminal" in refused.err
-    assert list(tmp_path.glob("clusterctl-check-*")) == []
     world.ec2.fault("late", seconds=3)
     world.ec2.fault("slow_end", seconds=8)
     done = world.ok("check", "--real", "--runtime", "host", "--yes", timeout=300)
     assert "EC2 works from here; it cost $0.0" in done.out
-    [report] = tmp_path.glob("clusterctl-check-*.md")
-    text = report.read_text()
-    assert "| result | passed |" in text
-    assert "all-reduce ok: " in text
-    assert "nothing tagged clusterctl:cluster=<owner>-check-" in text
-    assert "123456789012" not in text
-    assert "198.51.100." not in text
+    assert "all-reduce ok: " in done.err
+    assert "nothing tagged clusterctl:cluster=" in done.err
