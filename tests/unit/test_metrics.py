@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.actions.common import open_store
-from clusterctl.core.job import Job, JobState, Provenance
+from clusterctl.core.job import Job, JobState
 from clusterctl.core.text import read_toml
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
@@ -282,7 +282,6 @@ def test_event_files_of_tensorboard_count_beside_lines_for_people(
         "0,0,,,0.75,100.0",
         "1,1,8,,,",
     ]
-    assert call("jobs", "--columns", "logs/train/loss").out.split()[-1] == "0.25"
     printed(8, rank_0=line(step=1, loss=3) + b"\n")
     note_fetched(open_store().read_job(8), tmp_path)
     assert call("logs", "8", "--metrics").out == "[0] step 1  loss 3\n"
@@ -306,44 +305,12 @@ def test_event_files_of_points_and_of_copies(call: Call, tmp_path: Path) -> None
     assert (row["point"], row["metrics"]["Loss/train"]) == (1, 0.5)
 
 
-def test_columns_of_jobs(call: Call) -> None:
-    printed(7, rank_0=line(loss=0.5) + b"\n" + line(loss=0.25) + b"\n")
-    printed(8, rank_0=b"nothing\n")
-    said = call("jobs", "--columns", "id,loss,commit,program")
-    assert said.out.splitlines() == [
-        "id  loss  commit  program",
-        "7   0.25  -       train.py",
-        "8   -     -       train.py",
-    ]
-    found = call("jobs", "--columns", "id,loss", "--json").document["jobs"]
-    assert [item["columns"] for item in found] == [{"id": 7, "loss": 0.25}, {"id": 8, "loss": None}]
-
-
-def test_a_loss_that_is_not_a_number_is_null_for_programs(call: Call) -> None:
-    printed(7, rank_0=line(loss=0.5) + b'\n{"clusterctl": {"loss": NaN}}\n')
-    said = call("jobs", "--columns", "id,loss", "--json")
-    assert "NaN" not in said.out
-    assert said.document["jobs"][0]["columns"] == {"id": 7, "loss": None}
-    assert call("jobs", "--columns", "id,loss").out.splitlines()[1] == "7   nan"
-
-
-def test_a_column_that_no_job_has(call: Call) -> None:
-    printed(7, rank_0=line(loss=0.5) + b"\n")
-    said = call("jobs", "--columns", "id,los,comit")
-    assert said.code == 2
-    assert "no job has a column or metric 'los'" in said.err
-    assert "did you mean commit?" in call("jobs", "--columns", "comit").err
-
-
-def test_columns_show_no_secrets(call: Call) -> None:
+def test_documents_show_no_secrets(call: Call) -> None:
     """A value is one by the name of its option or variable, or by its form."""
     words = ("--token", "hunter 2", "--url=https://me:pw99@example.org", "--lr", "0.1")
     what = spec(program=program(*words), env={"SEED": "7", "MINE": "ghp_" + "x" * 20})
-    store = open_store()
-    store.save_job(job(cluster(), what, id=7, state=JobState.SUCCEEDED))
-    store.save_provenance(7, Provenance(command=("mpirun", *words)))
-    for how in ((), ("--json",)):
-        said = call("jobs", "--columns", "args,env,command", *how).out
-        assert not re.search("hunter|pw99|ghp_x", said)
-        assert "--token" in said
-        assert "SEED=7" in said
+    open_store().save_job(job(cluster(), what, id=7, state=JobState.SUCCEEDED))
+    said = call("jobs", "--json")
+    assert not re.search("hunter|pw99|ghp_x", said.out)
+    assert "--token" in said.out
+    assert said.document["jobs"][0]["env"]["SEED"] == "7"
