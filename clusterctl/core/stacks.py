@@ -362,21 +362,6 @@ def tell_callers(stacks: Mapping[int, Stack]) -> str:
     return "; ".join(f"{name_ranks(ranks)} from {place}" for place, ranks in groups.items())
 
 
-def find_outrun(waiting: Sequence[Folded]) -> tuple[Folded, Frame] | None:
-    """Of two groups of ranks, one of which averages gradients: the one that is at a later line of a
-    function that both are in, with that line. It has most likely left the loop of its steps."""
-    if len(waiting) != 2 or GRADIENTS not in {item.stack.collective for item in waiting}:
-        return None
-    for frames in zip(*(reversed(item.stack.path) for item in waiting), strict=False):
-        if len({(frame.name, frame.file) for frame in frames}) > 1:
-            return None
-        if frames[0].line != frames[1].line:
-            ahead = int(frames[1].line > frames[0].line)
-            beyond = waiting[ahead].stack.collective != GRADIENTS
-            return (waiting[ahead], frames[ahead]) if beyond else None
-    return None
-
-
 def _are_alike(paths: Sequence[Sequence[Frame]], depth: int) -> bool:
     return len({tuple(path[depth : depth + 1]) for path in paths}) == 1
 

@@ -4,7 +4,7 @@ next, exceptions of Python, and the last words of programs in other languages. P
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -117,7 +117,6 @@ PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 WORK = re.compile(r'"[^"]*/jobs/\d+/work/')
 """The folder of a job on its nodes."""
 _HEAD = "Traceback (most recent call last):"
-_GROUP = f"Exception Group {_HEAD}"
 _ERROR = re.compile(r"[\w.]+(Error|Exit|Interrupt|Group)\b|[\w.]*Exception\b")
 _ODD_ERROR = re.compile(r"([A-Za-z_]\w*\.)+\w+(: |$)|[A-Z]\w*[a-z]\w*(: |$)")
 """An exception whose name does not say that it is one, such as bdb.BdbQuit, queue.Empty,
@@ -127,12 +126,6 @@ _SYNTAX = re.compile(
     re.MULTILINE,
 )
 """Of a script that Python cannot read, without a head."""
-_BOX = re.compile(
-    r"^╭─+ Traceback \(most recent call last\) ─+╮\n(.*?)^╰─+╯$", re.MULTILINE | re.DOTALL
-)
-"""A traceback as the library rich draws it."""
-_BOX_PLACE = re.compile(r"(.+):(\d+) in (.+)")
-_BOX_SOURCE = re.compile(r"❱ *\d+ (?:│ +)*(.*)")
 _MARGIN = re.compile(r"^ *(\+[-+]*( \d+ -+)?$|\| ?|\+ )", re.MULTILINE)
 """What Python draws on the left of a group of exceptions, and between them."""
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
@@ -165,7 +158,7 @@ _LAST_WORDS = re.compile(r"(?!\[[\w.-]+:\d+\]|[-*=]{3}|#\d+ |\s*$).*\w")
 @dataclass(frozen=True, slots=True)
 class Raised:
     """An exception, from line `start` to `end` of the text: `link` says what the one before is to
-    it. `parts`: those of a group."""
+    it."""
 
     start: int
     end: int
@@ -173,7 +166,6 @@ class Raised:
     message: str
     before: str = ""
     link: str = ""
-    group: bool = False
 
     @property
     def name(self) -> str:
@@ -228,8 +220,7 @@ def _keep_prefixed(text: str) -> str:
 
 def _remove_marks(text: str) -> list[str]:
     text = PREFIX.sub("", _COLOUR.sub("", text))
-    text = _BOX.sub(lambda box: "\n".join([_HEAD, *_read_box(box[1])]), text)
-    if _GROUP in text:
+    if f"Exception Group {_HEAD}" in text:
         text = _MARGIN.sub("", text)
     if _HEAD not in text:
         text = _SYNTAX.sub(f"{_HEAD}\n", text, count=1)
@@ -244,11 +235,7 @@ def _find_chains(lines: Sequence[str]) -> list[list[Raised]]:
         raised = _read(lines, head, end)
         if raised is None:
             continue
-        if chains and (
-            raised.link
-            or lines[head].startswith("Original ")
-            or (chains[-1][0].group and not "".join(lines[chains[-1][-1].end : head]).strip())
-        ):
+        if chains and (raised.link or lines[head].startswith("Original ")):
             chains[-1].append(raised)
         else:
             chains.append([raised])
@@ -276,7 +263,7 @@ def _read(lines: Sequence[str], head: int, end: int) -> Raised | None:
     before = next((line for line in reversed(lines[:head]) if line.strip()), "")
     link = next((word for text, word in _LINKS.items() if before.startswith(text)), "")
     stop = head + 1 + found + count
-    return Raised(head, stop, where, message, before, link, group=lines[head].endswith(_GROUP))
+    return Raised(head, stop, where, message, before, link)
 
 
 def _read_message(lines: Sequence[str]) -> tuple[int, str]:
@@ -317,9 +304,6 @@ def _choose(chains: Sequence[list[Raised]]) -> list[Raised] | None:
 
 def _describe(chain: Sequence[Raised], chains: Sequence[list[Raised]]) -> tuple[str, ...]:
     first, last = chain[0], chain[-1]
-    if first.group and first is not last:
-        parts = _join([part.message for part in chain[1:]])
-        return (*chain[1].where, f"{first.message}: {parts}")
     if first is last or first.message == last.message:  # a worker's own, raised here once more
         where, text = first.where, last.message
     elif last.link:
@@ -347,18 +331,3 @@ def is_library(line: str) -> bool:
 def _find_source(after: Sequence[str]) -> tuple[str, ...]:
     line = after[0] if after else ""
     return (line,) if line.startswith("    ") and line.strip() else ()
-
-
-def _read_box(body: str) -> Iterator[str]:
-    """The same in the words of Python. A path that is too long goes on in the next line."""
-    place = ""
-    for line in body.splitlines():
-        inner = line[2:-2]
-        if inner[:1] not in ("", " ", "❱", "│", "╭", "╰"):
-            place += inner if inner[-1] != " " else f"{inner.rstrip()} "
-            continue
-        if found := _BOX_PLACE.fullmatch(place.strip()):
-            yield f'  File "{found[1]}", line {found[2]}, in {found[3]}'
-        place = ""
-        if source := _BOX_SOURCE.match(inner.rstrip()):
-            yield f"    {source[1]}"

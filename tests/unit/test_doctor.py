@@ -100,8 +100,7 @@ def test_what_ranks_that_do_not_find_each_other_were_given() -> None:
     first = replace(meets(WAITS), meeting=stacks.Meeting("198.18.0.2", 29400, 0, 2))
     second = replace(meets(CONNECTS), meeting=stacks.Meeting("localhost", 29400, 1, 2))
     [finding] = causes.judge(two_ranks(first, second))
-    assert finding.text.startswith("rank 1 on worker-2 cannot connect to localhost:29400 in")
-    assert finding.text.endswith("while rank 0 waits at 198.18.0.2:29400")
+    assert finding.ranks == (1,)
     assert finding.advice.startswith("each node is its own localhost")
     assert finding.lines == (
         "rank 0: MASTER_ADDR:MASTER_PORT 198.18.0.2:29400, WORLD_SIZE 2",
@@ -318,19 +317,6 @@ def test_processes_that_are_each_others_parents_are_looked_at_once() -> None:
     text = f"{process(1, 201, parent=200)}\n{process(1, 200, parent=201)}"
     found.ranks[1].processes = node_views.read_look("worker-2", text).ranks[1].processes
     assert len(found.ranks[1].descendants) == 1
-
-
-@pytest.mark.parametrize(("deep", "depth"), [(True, 100), (False, 3)])
-def test_a_recursion_without_an_end(deep: bool, depth: int) -> None:
-    lines = [f'  File "{WORK}/tree.py", line 6 in walk'] * depth
-    lines.append(f'  File "{WORK}/tree.py", line 9 in <module>')
-    head = ["Fatal Python error: Segmentation fault", ""]
-    head.append("Current thread 0x00007f16c1a8c740 (most recent call first):")
-    said = "\n".join([*head, *lines, "  ..." if deep else "", "Extension modules: numpy"])
-    [finding] = causes.judge(seen(view("worker-2", "rank 1", *failed(139, START, said))))
-    assert ("recursion deeper than its stack" in finding.text) == deep
-    assert ("bug in native code" in finding.advice) == (not deep)
-    assert finding.lines == ('File "tree.py", line 6, in walk',)
 
 
 def test_what_a_node_prints_of_limits() -> None:

@@ -13,6 +13,7 @@ from functools import partial
 
 from clusterctl.core.job import Hang, JobState
 from clusterctl.core.stacks import explain_kernel, fold
+from clusterctl.core.text import count
 from clusterctl.insight import messages
 from clusterctl.insight.doctor import failures, waits
 from clusterctl.insight.doctor.findings import (
@@ -224,26 +225,21 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
         return "nothing is wrong with the nodes, and no rank printed a known error"
     waiting = [stack.collective for stack in evidence.stacks.values() if stack.collective]
     same = len({stack.point for stack in evidence.stacks.values()}) == 1
+    moved = any(rank.moved for rank in living)
     if same and len(waiting) == len(living):
-        return _describe_same(waiting[0], any(rank.moved for rank in living))
-    if waiting and any(rank.moved for rank in living):
-        return "the ranks communicate and make progress, and nothing is wrong with the nodes"
+        return _describe_same(waiting[0], moved)
     busy = [rank for rank in living if _computes(rank)]
     if not evidence.stacks:
         doing = "they compute, or poll for messages" if busy else "they may wait for each other"
         return f"nothing is wrong with the nodes; without stacks of the ranks, {doing}"
-    if busy:
-        who = (
-            f"{len(busy)} of {len(living)} ranks compute"
-            if len(living) > 1
-            else "the rank computes"
-        )
-        return f"{who}, and nothing is wrong with the nodes{_describe_places(busy)}"
-    if any(rank.moved for rank in living):
-        doing = "the ranks make progress, and nothing is wrong with the nodes"
+    if moved and (waiting or not busy):
+        doing = "the ranks make progress"
+    elif busy:
+        doing = f"{len(busy)} of {count(len(living), 'rank')} compute"
     else:
-        doing = "nothing is wrong with the nodes, and no rank is in a collective of PyTorch or MPI"
-    return f"{doing}{_describe_places(living)}"
+        doing = "no rank is in a collective of PyTorch or MPI"
+    places = _describe_places(busy or living)
+    return f"{doing}, and nothing is wrong with the nodes{places}"
 
 
 def _computes(rank: Rank) -> bool:

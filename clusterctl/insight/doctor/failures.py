@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -42,8 +41,6 @@ _CRASH_LINE = re.compile(r'^  File (".*"), line (\d+) in (.+)$')
 _OWN = re.compile(
     r"(Value|Key|Type|Index|Attribute|Assertion|Name|UnboundLocal|ZeroDivision|NotImplemented)Error"
 )
-_DEEP = 20
-"""Times that a line stands in the innermost calls of a thread whose recursion has no end."""
 SHORT = 160
 """Characters of an exception that is told beside what it means."""
 SAME_TIME = 0.2
@@ -120,7 +117,6 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
         if len(places) > 1:
             return _judge_meeting(evidence, match, places)
     if match and not (error and match.message.name == "cpp-thread"):  # it follows an exception
-        match = _weigh_what_is_free(evidence, match, rank)
         found = _explain_match(evidence, match, evidence.name([rank.number]), rank)
         found = replace(found, lines=(*filter(None, [_find_line(rank.err)]), *found.lines))
         line = PREFIX.sub("", match.line)
@@ -140,9 +136,6 @@ def _judge_exit(evidence: Evidence, rank: Rank, code: int) -> Finding:
     advice = None
     if code == KILLED:
         how, advice = "was killed (SIGKILL)", load_words().advice["killed"]
-    if code == 128 + signal.SIGSEGV and _has_recursed(rank.err):
-        how = "failed by a recursion deeper than its stack (SIGSEGV; `ulimit -s` is the limit)"
-        advice = load_words().advice["recursion"]
     lines = (rank.err.strip() or rank.out.strip()).splitlines()[-3:]
     if _CRASH.search(rank.err):
         lines = [_find_line(rank.err)] if _find_line(rank.err) else []
@@ -192,30 +185,6 @@ def _name_late(evidence: Evidence, match: Match, waited: Rank, found: Finding) -
 def _times_out(rank: Rank) -> bool:
     match = _find_message(rank)
     return match is not None and match.message.name in messages.TIMEOUTS
-
-
-def _weigh_what_is_free(evidence: Evidence, match: Match, rank: Rank) -> Match:
-    """The same, or that its node has memory, which a rank may have filled itself, or space."""
-    view = evidence.nodes.get(rank.node)
-    if match.message.name == "host-memory" and view and view.memory_total:
-        free, total = view.memory_free / 2**20, view.memory_total / 2**20
-        cause = f"it was refused memory; {view.name} has {free:.1f} of {total:.1f} GiB free now"
-        advice, plenty = "memory-free", free >= total / 2
-    elif match.message.name == "torch-file" and view and view.disks:
-        cause = "torch.save could not write its file to the end, though no disk of"
-        cause += f" {view.name} is full now"
-        advice, plenty = "disk-free", not any(disk.full for disk in view.disks)
-    else:
-        return match
-    row = replace(match.message, cause=cause, advice=load_words().advice[advice])
-    return replace(match, message=row) if plenty else match
-
-
-def _has_recursed(text: str) -> bool:
-    """Whether the fault handler shows one line of the program again and again."""
-    *_, last = ("", *_CRASH.split(PREFIX.sub("", text)))
-    lines = itertools.takewhile(_CRASH_LINE.match, last.lstrip("\n").splitlines())
-    return max(Counter(lines).values(), default=0) >= _DEEP
 
 
 def _find_places(evidence: Evidence) -> dict[str, list[int]]:

@@ -4,7 +4,7 @@ each of them waits for."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from clusterctl.core import stacks as core_stacks
 from clusterctl.core.stacks import (
@@ -119,18 +119,12 @@ def _judge_mismatch(
     direct = any(item.stack.receives or item.stack.sends for item in waiting)
     if moved and direct:  # what one look sees of any ranks that send each other messages
         return
-    outrun = None
     lines = ["ranks make progress from time to time: they may only be at different steps"]
     if not moved:
         lines = [*_describe_unmoved(evidence), *_find_last_lines(evidence, waiting)]
-        outrun = core_stacks.find_outrun(waiting)
-    if outrun:
-        item, frame = outrun
-        ahead = f"{name_ranks(item.ranks):is/are} already at {frame.place} of {frame.name}"
-        lines = [ahead, *lines]
     what = "calls" if direct else "collectives"
     yield evidence.make_finding(
-        "mismatched-messages" if direct else "fewer-steps" if outrun else "mismatch",
+        "mismatched-messages" if direct else "mismatch",
         [rank for item in waiting[1:] for rank in item.ranks],
         lines,
         serious=not moved,
@@ -148,9 +142,8 @@ def _judge_same_line(
     callers = core_stacks.tell_callers(living)
     unmoved = _describe_unmoved(evidence)
     if not moved and (callers or unmoved):
-        row = "groups-differ" if first.collective == "new_group" else "same-line"
         yield evidence.make_finding(
-            "callers-differ" if callers else row,
+            "callers-differ" if callers else "same-line",
             living,
             unmoved if callers else (),
             place=first.describe(),
@@ -245,48 +238,29 @@ def is_rendezvous(stacks: Iterable[Stack]) -> bool:
 
 
 def _judge_rendezvous(evidence: Evidence) -> Finding:
-    """Those that cannot connect to rank 0's store, that there are too few of them, or that two have
-    one number. Only C++ frames tell these apart, and on a busy machine a stack may lack them."""
+    """Those that cannot connect to rank 0's store, as far as C++ frames tell, which a stack may lack
+    on a busy machine; and what each was given to find it."""
     living = evidence.stacks
-    called = {number: _list_calls(stack) for number, stack in living.items()}
+    called = {n: " ".join(frame.name for frame in stack.frames) for n, stack in living.items()}
     waits = ("TCPStore::waitForWorkers", "TCPStore::wait", "TCPStore::doWait")
-    waiting = [n for n, calls in called.items() if any(name in calls for name in waits)]
-    outside = [n for n, calls in called.items() if n not in waiting and "TCPStore" in calls]
+    outside = [
+        number
+        for number, calls in called.items()
+        if "TCPStore" in calls and not any(name in calls for name in waits)
+    ]
     meetings = {number: stack.meeting for number, stack in living.items() if stack.meeting}
-    if outside:
-        row = "rendezvous-outside" if waiting else "rendezvous-nobody"
-    elif all("connectFullMesh" in calls for calls in called.values()):
-        row = (
-            "rendezvous-taken"  # its store has seen all ranks, and it waits for each one's address
-        )
-    else:
-        row = "rendezvous-more" if len(waiting) == len(living) else "rendezvous"
     said = (messages.find_known_message(evidence.ranks[number].err) for number in outside)
     lines = [match.line for match in said if match][:1]
     home = any(n in meetings and _LOCALHOST.match(meetings[n].host) for n in outside)
     words = load_words()
-    there = any(number in meetings for number in waiting)
     return evidence.make_finding(
-        row,
+        "rendezvous-outside" if outside else "rendezvous",
         outside,
         [*lines, *_describe_meetings(meetings)],
         advice=words.advice["localhost"] if home else words.findings["rendezvous"].advice,
         place=next(iter(living.values())).describe(),
         size=len(living),
-        address=_name_address(meetings, outside),
-        waiting=name_ranks(waiting),
-        there=f"at {_name_address(meetings, waiting)}" if there else "there",
     )
-
-
-def _list_calls(stack: Stack) -> str:
-    return " ".join(frame.name for frame in stack.frames)
-
-
-def _name_address(meetings: Mapping[int, Meeting], ranks: Collection[int]) -> str:
-    """Where these ranks look for the store: by its value, if that is known and the same."""
-    found = {meetings[number].address for number in ranks if number in meetings}
-    return found.pop() if len(found) == 1 else "MASTER_ADDR:MASTER_PORT"
 
 
 def _describe_meetings(meetings: Mapping[int, Meeting]) -> Iterator[str]:
