@@ -238,8 +238,8 @@ def is_rendezvous(stacks: Iterable[Stack]) -> bool:
 
 
 def _judge_rendezvous(evidence: Evidence) -> Finding:
-    """Those that cannot connect to rank 0's store, as far as C++ frames tell, which a stack may lack
-    on a busy machine; and what each was given to find it."""
+    """Those that cannot connect to the store of rank 0, as far as C++ frames tell, which a stack
+    may lack on a busy machine; and what each was given to find it."""
     living = evidence.stacks
     called = {n: " ".join(frame.name for frame in stack.frames) for n, stack in living.items()}
     waits = ("TCPStore::waitForWorkers", "TCPStore::wait", "TCPStore::doWait")
