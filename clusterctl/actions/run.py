@@ -336,6 +336,7 @@ def prepare(
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
     packages, wanted, command, unread = None, None, "", ""
+    spec = replace(spec, setup=spec.setup or project_packages.find_setup(resolved))
     chosen_python = project_packages.choose_packages(cluster, spec.python)
     if not (spec.venv or spec.modules or spec.container):
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
@@ -349,8 +350,11 @@ def prepare(
                 wanted, resolved.tree, able, in_any_case=bool(spec.python or command)
             )
             projects = _find_projects(resolved, folders, requirements)
-    elif spec.python or resolved.parts or requirements not in ("", NONE):
-        given = "--python" if spec.python else (*resolved.parts, "--requirements")[0]
+        if spec.setup:
+            packages = project_packages.add_setup(packages, spec.setup, resolved.tree)
+    elif spec.python or spec.setup or resolved.parts or requirements not in ("", NONE):
+        named = ("--python" if spec.python else "", "--setup" if spec.setup else "")
+        given = next(filter(None, (*named, *resolved.parts, "--requirements")))
         raise UsageError(
             f"{given} cannot be combined with --venv, --module or --container",
             hint="leave one of the two out",
@@ -372,10 +376,13 @@ def prepare(
     job, plan = plan_job(cluster, spec, number=number)
     if asked.launcher:
         plan = replace(plan, notes=(*plan.notes, asked.note))
-    if wanted and packages:
+    if wanted and packages and packages.locks:
         places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
         note = project_packages.describe_packages(packages, places)
         plan = replace(plan, notes=(*plan.notes, note))
+    if spec.setup:
+        lines = "; ".join(spec.setup.strip().splitlines())
+        plan = replace(plan, notes=(*plan.notes, f"once per node, before the start: {lines}"))
     if command:
         note = f"no file {command} here: one of these packages has to bring that command"
         plan = replace(plan, notes=(*plan.notes, note))
@@ -504,6 +511,9 @@ def _ship(
             doubtful=prepared.doubtful,
             report=report,
         )
+        if job.spec.setup:
+            outputs = store.locate_job_folder(job.id)
+            jobs_submit.set_up(job, chosen, names, pool, outputs, report)
         with Interrupts():
             signals.start_waiting()
             starting = True

@@ -9,7 +9,17 @@ Inode numbers are left out, as some network file systems do not keep them.
 import contextlib
 import os
 import stat
-from typing import IO, TYPE_CHECKING, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import (
+    IO,
+    TYPE_CHECKING,
+    Container,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+)
 
 if TYPE_CHECKING:
     import tarfile
@@ -78,8 +88,13 @@ def _is_staged_link(work: str, path: str) -> bool:
 
 def note_built(job: str, path: str) -> None:
     """Counts a compiled program, and modules of Fortran, among what was staged."""
-    work = os.path.join(job, WORK)
-    found = [entry for entry in walk(work) if entry.path == path or entry.path.endswith(".mod")]
+    names = (entry.path for entry in walk(os.path.join(job, WORK)))
+    note_staged(job, {path, *(name for name in names if name.endswith(".mod"))})
+
+
+def note_staged(job: str, paths: Container[str]) -> None:
+    """Counts these, as they are now, among what was staged."""
+    found = [entry for entry in walk(os.path.join(job, WORK)) if entry.path in paths]
     with open(os.path.join(job, STAGED), "ab") as file:
         file.write(b"".join(map(_render, found)))
 

@@ -236,6 +236,12 @@ def _restore(job: str, rank: str) -> None:
     resume.restore(job, int(rank), sys.stdin.buffer)
 
 
+def _set_up(job: str, settings: str) -> None:
+    from . import setup
+
+    sys.exit(setup.set_up(job, **json.loads(settings)))
+
+
 def _store(*words: str) -> None:
     from . import relay
 
@@ -293,6 +299,7 @@ VERBS: Dict[str, Callable[..., None]] = {
     "save": _save,
     "send": _send,
     "send_output": _send_output,
+    "set_up": _set_up,
     "status": _status,
     "stop": _stop,
     "store": _store,

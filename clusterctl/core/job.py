@@ -139,6 +139,8 @@ class JobSpec:
     """Digest of the packages that it asks for; their list lies in the state home."""
     python: str = ""
     """The version of another Python than that of the nodes, for its packages: `3.12`."""
+    setup: str = ""
+    """Lines of shell that complete its packages, once per node and tree."""
     import_paths: tuple[str, ...] = ()
     """Folders of the staged tree with packages of the project itself."""
 

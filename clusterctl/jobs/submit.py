@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join, quote
 from shutil import which
+from time import monotonic
 from typing import Any
 
 from clusterctl.agent.stacks import SENT, SETTINGS
@@ -36,12 +37,13 @@ from clusterctl.core.model import (
     Reporter,
     make_error,
 )
-from clusterctl.core.text import format_bytes
+from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import write_unset
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.options.values import quote_words
 from clusterctl.project import tree as project_tree
+from clusterctl.project.packages import locate_packages, run_inside
 from clusterctl.state.home import Home, find_home
 from clusterctl.transport import spreading
 from clusterctl.transport.pool import Pool
@@ -112,6 +114,9 @@ def _locate() -> str:
 STAGE_TIMEOUT = 600.0
 """Seconds that a node has to take what is sent to it."""
 COMPILE_TIMEOUT = 600.0
+SETUP_TIMEOUT = 3600.0
+SETUP_SHOWN = 20
+"""Lines of its output that are shown where it fails."""
 ALONE = "job/sitecustomize.py"
 """Of the templates: notes whether a rank has met others."""
 
@@ -554,6 +559,44 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
             hint=suggest_repair(compiled.language, result.complaints),
         )
     return result.stdout
+
+
+def set_up(
+    job: Job, cluster: Cluster, names: Sequence[str], pool: Pool, here: Path, report: Reporter
+) -> None:
+    """Runs --setup's lines on those nodes where no job with these lines and this tree has done so.
+    What they print is kept in the job's folder `here`, by node. Raises LaunchError with its end."""
+    commands = {}
+    for name in names:
+        node = cluster.node(name)
+        environment = locate_packages(node, job.spec.packages)
+        bins = ":".join(
+            filter(None, (f"{environment}/bin", node.mpi_prefix and f"{node.mpi_prefix}/bin"))
+        )
+        settings = {
+            "environment": environment,
+            "lines": job.spec.setup,
+            "folder": job.spec.program.folder,
+            "variables": {"VIRTUAL_ENV": environment, "PATH": f"{bins}:$PATH", **job.spec.env},
+        }
+        commands[name] = run_inside(node, render_question(node, job.id, "set_up", settings))
+    where, started = count(len(names), "node"), monotonic()
+    report(f"running --setup on {where}")
+    results = pool.run(commands, timeout=SETUP_TIMEOUT)
+    for result in results:
+        if result.stdout:
+            (here / f"setup-{result.node}.log").write_bytes(result.stdout)
+    for result in results:
+        if result.exit_code is None:
+            raise make_error("running --setup", result)
+        if not result.ok:
+            path = here / f"setup-{result.node}.log"
+            last = "\n".join(result.text.splitlines()[-SETUP_SHOWN:]) or result.why
+            raise LaunchError(
+                f"--setup ended with {result.exit_code} on {result.node}:\n{last}",
+                hint=f"all that it printed: {path}",
+            )
+    report(f"--setup is done on {where} after {monotonic() - started:.1f} s")
 
 
 def _count_staged(folder: str, program: Program) -> str:

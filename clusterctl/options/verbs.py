@@ -444,6 +444,7 @@ class Run(Started, heading=JOBS, module="run"):
         *("--python", PACKAGES, "Python version: 3.12 (default: that of the nodes)", "VERSION"),
         check=python_version,
     )
+    setup = text("--setup", PACKAGES, "Run shell LINES once per node, before ranks", "LINES")
     extra = texts(
         *("--extra", MORE_PROGRAM, "Also packages of this extra; repeatable", "NAME"),
         limits=SUPERVISED,
@@ -457,13 +458,13 @@ class Run(Started, heading=JOBS, module="run"):
         limits=SUPERVISED,
         settable=False,
     )
-    allow_cpu = flag("--allow-cpu", PROGRAM, "Let GPU programs run without a GPU")
+    allow_cpu = flag("--allow-cpu", MORE_PROGRAM, "Let GPU programs run without a GPU")
     detach = flag("-d --detach", JOB, "Start the job and return")
     timeout = span("--timeout", JOB, "Stop the job after TIME: 30m, 8h or 90 (seconds)")
     hang_timeout = span("--hang-timeout", JOB, "Stop an attempt that prints nothing for TIME: 10m")
     grace = span("--grace", JOB, "Time to save after SIGTERM (default: 5s)")
     pass_signal = flag(
-        *("--pass-signal", JOB, "Give ranks the site's own signal, not SIGTERM"),
+        *("--pass-signal", MORE_JOB, "Give ranks the site's own signal, not SIGTERM"),
         limits=(batch_systems.ONLY, *SUPERVISED),
     )
     retries = number(

@@ -284,7 +284,7 @@ def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
     path = home.packages / "built" / f"{key}.json"
     with suppress(OSError, msgspec.DecodeError):
         project = msgspec.json.decode(path.read_bytes(), type=Project)
-        fresh = not project.content or project.content == _hash_files(tree.root, files)
+        fresh = not project.content or project.content == hash_files(tree.root, files)
         if fresh and (not project.problem or path.stat().st_mtime > time.time() - TRY_AGAIN):
             return project
     project = _build(tree, plain, files)
@@ -341,7 +341,9 @@ def _list_deciding(root: Path, folder: str, files: Iterable[str]) -> Iterator[st
         yield said.text
 
 
-def _hash_files(root: Path, files: Iterable[str]) -> str:
+def hash_files(root: Path, files: Iterable[str]) -> str:
+    """Of their names and what is in them."""
+
     def read() -> Iterator[str]:
         for name in files:
             with suppress(OSError):
@@ -412,7 +414,7 @@ def _read_installed(
         made=tuple(made),
         own=tuple(own),
         compiled=any(name.endswith(".so") for name in missing),
-        content=_hash_files(root, files) if missing else "",
+        content=hash_files(root, files) if missing else "",
     )
 
 

@@ -119,12 +119,13 @@ class Packages(msgspec.Struct, frozen=True):
     file: str
     locks: dict[str, Lock]
     """By what the Pythons of nodes have in common."""
+    setup: str = ""
+    """The digest of what --setup runs, and of the tree that it runs in."""
 
     @property
     def digest(self) -> str:
-        return hash_parts(
-            *(part for key in sorted(self.locks) for part in (key, self.locks[key].text))
-        )
+        parts = [part for key in sorted(self.locks) for part in (key, self.locks[key].text)]
+        return hash_parts(*parts, *filter(None, [self.setup]))
 
 
 def save(packages: Packages, home: Home) -> None:
@@ -133,6 +134,13 @@ def save(packages: Packages, home: Home) -> None:
     write_atomic(_locate_stored(home, packages.digest), msgspec.json.encode(packages))
     for lock in packages.locks.values():
         write_atomic(_locate_resolved(home, lock.key), msgspec.json.encode(lock))
+
+
+def add_setup(packages: Packages | None, lines: str, tree: project_tree.Tree) -> Packages:
+    """With an environment of its own, which --setup completes."""
+    found = packages or Packages("--setup", "", {})
+    digest = hash_parts(lines, own_project.hash_files(tree.root, tree.files))
+    return msgspec.structs.replace(found, setup=digest)
 
 
 def choose_packages(cluster: Cluster, python: str) -> Cluster:
@@ -235,7 +243,7 @@ def read_packages(digest: str, home: Home) -> Packages:
 
 def _choose_lock(packages: Packages, node: Node) -> Lock:
     """That of the node's Python; of a job that is run again elsewhere, the one that it had."""
-    first = next(iter(packages.locks.values()))
+    first = next(iter(packages.locks.values()), Lock())
     return packages.locks.get(_make_group(node), first)
 
 
@@ -336,7 +344,7 @@ class _Environment:
         if python.startswith("/"):
             return there
         lacks = f"{_PATH} command -v {python} >/dev/null || exit {NO_PYTHON}"
-        return _run_inside(node, f"{there} && exit; {lacks}; exit 1")
+        return run_inside(node, f"{there} && exit; {lacks}; exit 1")
 
     def _locate_scratch(self, node: Node) -> str:
         return locate_packages(node, self._digest) + self._part
@@ -350,9 +358,8 @@ class _Environment:
             packages.mkdir()
             wanted = read_packages(self._digest, self._home)
             chosen = _choose_lock(wanted, node)
-            number = len(chosen.packages)
-            self._report(f"fetching {count(number, 'package')} for Python {python.version}")
-            if number:
+            if number := len(chosen.packages):
+                self._report(f"fetching {count(number, 'package')} for Python {python.version}")
                 lock.write_text(_add_passwords(chosen.text, Path(wanted.file)), encoding="utf-8")
                 options = ["--no-deps", "--target", str(packages), "--requirements", str(lock)]
                 if not is_like_here(node):
@@ -360,9 +367,9 @@ class _Environment:
                 words = ("pip", "install", "--quiet", *options, *make_target_options(node))
                 project = Path(wanted.file).parent
                 call_uv(wanted.source, *words, cwd=project if project.is_dir() else None)
-            size = sum(path.lstat().st_size for path in packages.rglob("*"))
-            where = node.name if len(nodes) == 1 else f"{len(nodes)} nodes"
-            self._report(f"copying {format_bytes(size)} of packages to {where}")
+            if size := sum(path.lstat().st_size for path in packages.rglob("*")):
+                where = node.name if len(nodes) == 1 else f"{len(nodes)} nodes"
+                self._report(f"copying {format_bytes(size)} of packages to {where}")
             minor = ".".join(python.version.split(".")[:2])
             place = os.path.relpath(self._locate_scratch(node), node.root)
             folder = f"{place}/lib/python{minor}/site-packages"
@@ -381,7 +388,7 @@ class _Environment:
         for node in nodes:
             words = (self._locate_scratch(node), locate_packages(node, self._digest))
             command = join((_require_python(node).executable, "-I", "-", *words))
-            commands[node.name] = _run_inside(node, f"{_PATH} {command}")
+            commands[node.name] = run_inside(node, f"{_PATH} {command}")
         for result in self._pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
             if not result.ok:
                 raise make_error("installing packages", result)
@@ -391,7 +398,7 @@ _PATH = 'PATH="$PATH:$HOME/.local/bin";'
 """Where uv puts the Pythons that it installs, too."""
 
 
-def _run_inside(node: Node, command: str) -> str:
+def run_inside(node: Node, command: str) -> str:
     """The command where the node's Python is: in its container, where it has one."""
     if not node.contained:
         return command
@@ -411,6 +418,7 @@ def _locate_resolved(home: Home, key: str) -> Path:
 
 
 _BLOCK = re.compile(r"(?m)^# /// script$(?:\n#.*)*?\n# *dependencies\b")
+_TABLE = re.compile(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$")
 """https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
 
@@ -453,6 +461,16 @@ def _list_default_groups(file: Path) -> Iterator[str]:
         for name in tables.get("dependency-groups", {}) if named == "all" else named:
             if name != "dev":
                 yield from ("--group", name)
+
+
+def find_setup(resolved: Resolved) -> str:
+    """The lines of shell that a Python program's own `script` block has for --setup."""
+    script = _find_script(resolved) if resolved.program.kind is ProgramKind.PYTHON else None
+    found = _TABLE.search(_read_text(script)) if script else None
+    if script is None or found is None:
+        return ""
+    tables = parse_toml(re.sub(r"(?m)^# ?", "", found[1]), script.name)
+    return str(tables.get("tool", {}).get("clusterctl", {}).get("setup", ""))
 
 
 def find_unread(resolved: Resolved, given: str) -> str:

@@ -41,3 +41,26 @@ def test_a_script_finds_commands_and_code_of_packages_and_of_its_project(
     code.write_text(code.read_text().replace("old", "new"))
     assert cli("run", "--once", "mine-x").of(0) == ["new"]
     assert cli("run", "--once", "demo-version").of(0) == ["2.0"]
+
+
+def test_setup_runs_once_for_its_lines_and_tree(cli: Cli) -> None:
+    """What it makes is there for every job. A setup that fails is tried again, and its reason is
+    shown."""
+    script, counted = cli.folder / "t.py", cli.folder.parent / "count"
+    script.write_text("import sys; print(*open('made').read().split(), sys.executable)")
+    lines = f"""echo x >>{counted}; [ -e {counted}.ok ] || {{ echo broken >&2; exit 9; }}
+    echo $FLAVOUR $(command -v python) >made"""
+    argv = ("run", "--once", "-e", "FLAVOUR=sweet", "--setup", lines, "t.py")
+    failed = cli(*argv, code=6).err
+    assert "broken" in failed
+    Path(f"{counted}.ok").touch()
+
+    def see_runs(number: int) -> None:
+        ((flavour, made_for, python),) = map(str.split, cli(*argv).of(0))
+        assert (flavour, made_for) == ("sweet", python)
+        assert counted.read_text() == "x\n" * number
+
+    see_runs(2)
+    see_runs(2)
+    script.write_text(f"{script.read_text()} # new")
+    see_runs(3)
