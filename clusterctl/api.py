@@ -79,7 +79,7 @@ class Cluster:
         made = cls(store, name, created=name not in before, report=report)
 
         consent = _make_consent(yes)
-        actions_up.bring_up(store, wanted, made._report, consent, measure=given.measure)
+        actions_up.bring_up(store, wanted, made._report, consent)
         return made
 
     @classmethod

@@ -182,16 +182,10 @@ def open_follower(
 ) -> Iterator[Follower]:
     """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
     look = partial(find_dead, store, cluster)
-
-    def describe_use() -> str:
-        from clusterctl.actions import rank_use  # only for a job that is silent for long
-
-        return rank_use.describe_rank_use(job, cluster, pool)
-
     folder = store.locate_job_folder(job.id)
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look, describe_use) as follower,
+        Follower(job, cluster, pool, folder, interrupts, report, look) as follower,
     ):
         yield follower
 

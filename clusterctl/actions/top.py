@@ -7,14 +7,23 @@ from collections.abc import Callable, Iterator
 
 from clusterctl.actions import costs, jobs
 from clusterctl.actions.common import connect_or_report, open_pool
-from clusterctl.actions.rank_use import look
 from clusterctl.core.job import Job
-from clusterctl.core.model import Reporter
-from clusterctl.insight import top
+from clusterctl.core.model import Cluster, Node, Reporter
+from clusterctl.insight import metrics, top
 from clusterctl.insight.top import Look, TopFrame
 from clusterctl.jobs import control
-from clusterctl.jobs.submit import list_nodes
+from clusterctl.jobs.submit import (
+    NO_AGENT,
+    list_nodes,
+    list_rank_nodes,
+    place_agents,
+    render_question,
+)
 from clusterctl.state.store import Store
+from clusterctl.transport.pool import Pool
+
+ANSWER = 15.0
+"""Seconds that a node has to answer."""
 
 
 def watch(
@@ -63,3 +72,29 @@ def _make_frame(
         ranks=ranks,
         nodes=top.make_node_lines(before, after),
     )
+
+
+def look(job: Job, cluster: Cluster, pool: Pool) -> dict[str, Look]:
+    """What each node with ranks shows now; of one that does not answer, why."""
+    names = list_rank_nodes(job, cluster)
+    asked = {name: _render_question(job, cluster, cluster.node(name)) for name in names}
+    results = pool.run(asked, names, timeout=ANSWER)
+    if bare := [result.node for result in results if result.exit_code == NO_AGENT]:
+        place_agents(bare, cluster, pool)
+        results += pool.run(asked, bare, timeout=ANSWER)
+    found = {}
+    for result in results:
+        seen = top.read_top(result.node, result.text)
+        seen.error = seen.error and (result.error or seen.error)
+        found[result.node] = seen
+    return found
+
+
+def _render_question(job: Job, cluster: Cluster, node: Node) -> str:
+    devices = (i.device for i in node.facts.interfaces if i.address == node.private_address)
+    settings = {
+        "tag": f"CLUSTERCTL_JOB={cluster.id}/{job.id};",
+        "device": next(devices, ""),
+        "marks": b"|".join(metrics.list_marks()).decode(),
+    }
+    return render_question(node, job.id, "show_use", settings)

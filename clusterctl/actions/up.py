@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clusterctl.actions import access, common, costs, up_plan
 from clusterctl.actions.common import check_name, open_pool
@@ -18,7 +17,6 @@ from clusterctl.core import progress as core_progress
 from clusterctl.core.model import (
     GATEWAY,
     Accelerator,
-    Charge,
     Cluster,
     ClusterSpec,
     Consent,
@@ -49,9 +47,6 @@ from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
-if TYPE_CHECKING:
-    from clusterctl.insight.verify import Measurements
-
 CONNECT_TIMEOUT = 20.0
 BOOTSTRAP = "bootstrap"
 STAGES = {
@@ -61,7 +56,6 @@ STAGES = {
     BOOTSTRAP: "preparing nodes",
     "mesh": "testing the connections between nodes",
     "all-reduce": "testing an all-reduce",
-    "verify": "measuring",
 }
 """The phases of an `up`, for a live view."""
 NOTEWORTHY = 0.5
@@ -89,17 +83,10 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class UpResult:
-    """A ready cluster, how long each phase took, in seconds, and what its nodes were measured to
-    give, if they were."""
+    """A ready cluster, and how long each phase took, in seconds."""
 
     cluster: Cluster
     phases: tuple[tuple[str, float], ...]
-    measured: Measurements | None = None
-
-
-def should_measure(charges: Sequence[Charge], wanted: bool | None) -> bool:
-    """Whether the nodes are measured at the end: as wanted, else where they cost money."""
-    return bool(charges) if wanted is None else wanted
 
 
 def bring_up(
@@ -108,7 +95,6 @@ def bring_up(
     report: Reporter,
     consent: Consent,
     *,
-    measure: bool | None = False,
     nodes: NodePhases | None = None,
     wall: Callable[[], float] = time.time,
 ) -> UpResult:
@@ -116,8 +102,7 @@ def bring_up(
     made by then is in the record, so that `up` goes on there and `down` removes it.
 
     With several regions, one without capacity is left with nothing in it before the next is tried.
-    `measure`: see `should_measure`. What is measured decides nothing. `nodes` is told how far each
-    is. `wall`: the time, which goes on while this machine sleeps.
+    `nodes` is told how far each is. `wall`: the time, which goes on while this machine sleeps.
     """
     check_name(spec.name)
     old = up_plan.find_owned(store, spec)
@@ -133,7 +118,7 @@ def bring_up(
         while True:
             try:
                 intent, cluster = _begin(store, here, intent, old, report, consent, clock, wall)
-                return _complete(store, cluster, intent, measure, clock, report)
+                return _complete(store, cluster, intent, clock, report)
             except NoCapacity as error:
                 made = store.find(spec.name)
                 if not others or made is None or made.nodes:
@@ -221,7 +206,6 @@ def _complete(
     store: Store,
     cluster: Cluster,
     intent: Intent,
-    measure: bool | None,
     clock: Clock,
     report: Reporter,
 ) -> UpResult:
@@ -229,7 +213,7 @@ def _complete(
     with clock.time_phase("create"):
         cluster, created = _create(store, cluster, intent, report, clock.nodes)
     store.add_event(cluster.name, "created", nodes=len(cluster.nodes))
-    instant, measured = intent.provider.features.instant, None
+    instant = intent.provider.features.instant
     with created.pool or open_pool(store, cluster) as pool:
         with clock.time_phase("connect"):
             connect(pool, cluster, clock.nodes)
@@ -251,22 +235,7 @@ def _complete(
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
         store.add_event(cluster.name, "ready", phases=dict(clock.phases))
-        if should_measure(cluster.charges, measure):
-            with clock.time_phase("verify"):
-                measured = _verify(store, cluster, pool, report)
-    return UpResult(cluster, tuple(clock.phases), measured)
-
-
-def _verify(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> Measurements | None:
-    from clusterctl.actions import verify  # not for every `up`: most measure nothing
-    from clusterctl.insight import verify as insight_verify
-
-    measured = verify.measure_after_up(store, cluster, pool, report)
-    if measured:
-        workers = len(cluster.workers)
-        for line in insight_verify.describe_verdict(measured, workers=workers, name=cluster.name):
-            report(line)
-    return measured
+    return UpResult(cluster, tuple(clock.phases))
 
 
 def _create(

@@ -29,7 +29,6 @@ from clusterctl.errors import (
     NodeUnreachable,
     RecordError,
     UsageError,
-    describe_reason,
 )
 from clusterctl.insight import verify
 from clusterctl.insight.verify import LeftOut, Link, Measurements, NodeFigures, Reduction
@@ -112,8 +111,11 @@ def _render_command(node: Node) -> str:
 
 
 def _read_answers(text: bytes) -> list[Answer]:
-    """Without what a login shell says."""
-    return [json.loads(found) for found in _ANSWER.findall(text)]
+    """Without what a login shell says, up to one that cannot be read."""
+    found: list[Answer] = []
+    with suppress(ValueError):
+        found += map(json.loads, _ANSWER.findall(text))
+    return found
 
 
 def _read_answer(channel: Channel, seconds: float) -> Answer:
@@ -318,8 +320,6 @@ def measure_gpus(found: Measured, seconds: float) -> None:
 # -------------------------------------------------------------------------------------------------
 
 PROGRAM = "reduce_all.py"
-AFTER_UP = 15.0
-"""Seconds that `up` may spend on it."""
 NODES = 8
 """Nodes of which all is measured within the time of an `Effort`; more get more in proportion."""
 REDUCTION, ENDING = 3.0, 1.5
@@ -357,56 +357,34 @@ def measure(
 ) -> Measurements:
     """Raises RecordError while a job runs, unless `now`; UsageError for a batch system. The time
     limit counts from the start of this process where it is a `whole_command`."""
-    began = time.monotonic()
     effort = QUICK if quick else THOROUGH
     spent = min(clock.measure_age(), effort.seconds / 3) if whole_command else 0.0
     deadline = Deadline(effort.seconds * max(1.0, len(cluster.workers) / NODES) - spent)
     require_measurable(store, cluster, report, now=now)
     with open_pool(store, cluster) as pool:
-        found = _measure(cluster, pool, effort, report, deadline)
-        reductions = () if quick else _reduce_all(store, cluster, pool, found, report, deadline)
-    measured = _judge(cluster, found, reductions, began)
-    keep(store, cluster, "verify", measured)
-    return measured
+        return measure_over(store, cluster, pool, effort, report, deadline)
 
 
-def measure_after_up(
+def measure_over(
     store: Store,
     cluster: Cluster,
     pool: Pool,
+    effort: Effort,
     report: Reporter,
-    deadline: Deadline | None = None,
-) -> Measurements | None:
-    """A quick look at a cluster that has just become ready, over connections that are open. What
-    the deadline (AFTER_UP) leaves no time for is not measured; None where nothing could be, with
-    the reason told: a cluster is none the worse for it."""
-    began = time.monotonic()
-    try:
-        require_measurable(store, cluster, report, now=False)
-        found = _measure(cluster, pool, QUICK, report, deadline or Deadline(AFTER_UP))
-    except (ClusterctlError, OSError, LookupError, ValueError) as error:
-        report(
-            f"the nodes were not measured: {describe_reason(error)};"
-            f" `clusterctl verify {cluster.name}` tries again"
-        )
-        return None
-    measured = _judge(cluster, found, (), began)
-    known = load_last(store, cluster)
-    # A thorough one of the same nodes is worth more.
-    if known is None or {n.name for n in known.nodes} != {n.name for n in measured.nodes}:
-        keep(store, cluster, "verify", measured)
-    return measured
-
-
-def _judge(
-    cluster: Cluster, found: Measured, reductions: tuple[Reduction, ...], began: float
+    deadline: Deadline,
 ) -> Measurements:
+    """What there is time for until the deadline, over these connections. It is put on record."""
+    began = time.monotonic()
+    found = _measure(cluster, pool, effort, report, deadline)
+    reductions = _reduce_all(store, cluster, pool, found, report, deadline) if effort.gemm else ()
     nodes, links = found.nodes, tuple(found.links)
     left_out = tuple(LeftOut(w, tuple(names), why) for (w, why), names in found.left_out.items())
     one = len(list_machines(cluster)) == 1
     verdicts = verify.judge(nodes, links, reductions, left_out, one_machine=one)
     seconds = time.monotonic() - began
-    return Measurements(nodes, links, reductions, verdicts, seconds, time.time(), left_out)
+    measured = Measurements(nodes, links, reductions, verdicts, seconds, time.time(), left_out)
+    keep(store, cluster, "verify", measured)
+    return measured
 
 
 def _measure(

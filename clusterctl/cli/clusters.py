@@ -35,8 +35,7 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
         plan = up_plan.plan(store, spec, console.report)
         console.result("\n".join((f"mode: {plan.mode}", *plan.lines)))
         shown = pick(plan, "mode", "lines", "charges", "deadline")
-        verify = actions_up.should_measure(plan.charges, given.measure)
-        console.document(dry_run=True, cluster=spec.name, **shown, verify=verify)
+        console.document(dry_run=True, cluster=spec.name, **shown)
         return
     console.after_interrupt = (
         f"what was created is kept: `clusterctl up {spec.name}` continues, "
@@ -44,9 +43,7 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
     )
     consent = (lambda question: True) if given.yes else console.consent
     try:
-        made = actions_up.bring_up(
-            store, spec, console.report, consent, measure=given.measure, nodes=nodes
-        )
+        made = actions_up.bring_up(store, spec, console.report, consent, nodes=nodes)
     except KeyboardInterrupt:
         if spec.name not in store.list_names():  # nothing was created yet
             console.after_interrupt = ""
@@ -69,7 +66,6 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
         **pick(up_cluster, "id", "phase", "mode", "deadline", "shared"),
         seconds=dict(made.phases),
         nodes=[document_node(node) for node in up_cluster.nodes],
-        verify=made.measured and document_checks(made.measured),
     )
 
 
@@ -175,14 +171,6 @@ def _list_receipt(lines: Any) -> list[list[object]]:
         prices = [f"{line.hourly:.4f}", f"{line.dollars:.4f}"] if known else ["?", "?"]
         rows.append([line.part, line.item, line.count, f"{line.hours:.3f}", *prices])
     return rows
-
-
-def document_checks(report: Any) -> dict[str, Any]:
-    """What was measured, for --json."""
-    verdicts = [
-        pick(v, "subject", "what", "state", "text", "value", "limit") for v in report.verdicts
-    ]
-    return {"ok": not report.low, "seconds": report.seconds, "verdicts": verdicts}
 
 
 def document_node(node: Any) -> dict[str, Any]:

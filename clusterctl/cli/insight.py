@@ -16,7 +16,6 @@ from clusterctl.actions import report as actions_report
 from clusterctl.actions import run as actions_run
 from clusterctl.actions import top as actions_top
 from clusterctl.actions import verify as actions_verify
-from clusterctl.cli.clusters import document_checks
 from clusterctl.cli.console import (
     Console,
     ago,
@@ -121,7 +120,9 @@ def verify(given: Verify, console: Console) -> None:
     console.report(text + "; the notes name what was not measured" * bool(found.left_out))
     console.document(
         cluster=cluster.name,
-        **document_checks(found),
+        ok=not found.low,
+        seconds=found.seconds,
+        verdicts=found.verdicts,
         nodes=found.nodes,
         links=found.links,
         reductions=found.reductions,

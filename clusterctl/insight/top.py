@@ -230,26 +230,6 @@ def place_unseen(job: Job, lines: Iterable[RankLine], asked: Container[str]) -> 
             yield replace(line, node=node, alive=alive, memory=None)
 
 
-IDLE = 0.02
-"""Cores, and the part of a GPU, below which ranks use none: looking and waking up take as much."""
-
-
-def describe_use(before: Mapping[str, Look], after: Mapping[str, Look]) -> str:
-    """`, and its ranks use no CPU or GPU`, or what they use; "" where not all are known. The GPUs
-    are those of their nodes."""
-    ranks = [line for line in make_rank_lines(before, after) if line.alive]
-    cores = [line.cpu for line in ranks if line.cpu is not None]
-    if not cores or len(cores) < len(ranks):
-        return ""
-    used = [gpu.used for node in after.values() for gpu in node.gpus if gpu.used is not None]
-    busy = max(used, default=0.0)
-    what = [f"{sum(cores):.1f} CPU cores"] * (sum(cores) >= IDLE * len(cores))
-    what += [f"{busy:.0%} of a GPU"] * (busy >= IDLE)
-    if not what:
-        return ", and its ranks use no CPU or GPU" if used else ", and its ranks use no CPU"
-    return f", but its ranks use {' and '.join(what)}"
-
-
 def make_node_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[NodeLine, ...]:
     found = []
     for name, look in after.items():

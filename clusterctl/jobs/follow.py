@@ -733,7 +733,6 @@ class Follower:
     what is there now is wanted. Who follows a job to its end tries to reach them again until it has
     ended, and continues where it stopped. It gets NodeUnreachable when the launcher has not
     answered for GIVE_UP seconds, or is known to be gone (`find_dead`): the job goes on without us.
-    `describe_use`: whether the ranks of a job that has written nothing for long compute.
     """
 
     def __init__(
@@ -745,7 +744,6 @@ class Follower:
         interrupts: Interrupts,
         report: Reporter = lambda text: None,
         find_dead: FindDead | None = None,
-        describe_use: Callable[[], str] = lambda: "",
     ) -> None:
         self.job = job
         self.cut_short = False
@@ -756,7 +754,6 @@ class Follower:
         self._file: BufferedWriter | None = None
         self._nodes = Connections(job, cluster, pool, interrupts, report, find_dead)
         self._report = report
-        self._describe_use = describe_use
         self._told = ""
         self._keep = False
 
@@ -838,7 +835,7 @@ class Follower:
     def _tell_silence(self) -> None:
         job, minutes = self.job.id, f"{STILL / 60:g} minutes"
         self._report(
-            f"job {job} has written nothing for {minutes}{self._describe_use()};"
+            f"job {job} has written nothing for {minutes};"
             f" `clusterctl doctor {job}` shows what its ranks are doing"
         )
 

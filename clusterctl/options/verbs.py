@@ -151,17 +151,8 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         check=idle_time,
     )
     boot_timeout = span("--boot-timeout", EC2, "Time for machines to boot (default: 10m)")
-    verify = choice(
-        *("--verify", MACHINE, "Measure the nodes at the end (default: on for EC2, else off)"),
-        *("on", "off"),
-    )
     dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
     yes = YES
-
-    @property
-    def measure(self) -> bool | None:
-        """Whether nodes are measured at the end; None: where they cost money."""
-        return {"on": True, "off": False}.get(self.verify)
 
 
 _FETCH = flag("--fetch", OPTIONS, "Save outputs to job-N, a shared folder to shared-NAME, first")

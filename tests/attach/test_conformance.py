@@ -105,7 +105,7 @@ def containers(
 @pytest.fixture(scope="module")
 def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("instances")
-    up = {"CLUSTERCTL_UP_SSH_CIDR": OUTSIDE, "CLUSTERCTL_UP_VERIFY": "off"}
+    up = {"CLUSTERCTL_UP_SSH_CIDR": OUTSIDE}
     env = {**ec2.quick_env, "HOME": str(folder), **up}
     (folder / "project").mkdir()
     cli = Cli(folder / "state", folder / "project", env=env)

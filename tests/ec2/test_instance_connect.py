@@ -61,7 +61,7 @@ def plain_ssh(world: World, *words: str) -> str:
 def test_a_cluster_is_used_without_any_open_port(closed: World) -> None:
     world = closed
     world.ec2.fault("slow_endpoint", seconds=8)  # on AWS, minutes
-    up = world.ok(*UP, "--verify", "off")
+    up = world.ok(*UP)
     assert "SSH to the launcher goes through an EC2 Instance Connect Endpoint" in up.err
     launcher = world.ec2.machine("launcher")
     assert launcher.public, "for packages: it costs less than a NAT gateway"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -54,7 +54,6 @@ class Site:
         pool: type[Pool] = Pool,
         report: Reporter = lambda text: None,
         find_dead: FindDead | None = None,
-        describe_use: Callable[[], str] = lambda: "",
         **options: object,
     ) -> tuple[Follower, list[Piece]]:
         """All that comes; raises what the follower raises."""
@@ -63,7 +62,7 @@ class Site:
             Interrupts() as interrupts,
             Follower(
                 *(self.job, self.cluster, nodes, self.home, interrupts, report),
-                *(find_dead, describe_use),
+                find_dead,
             ) as follower,
         ):
             return follower, [

