@@ -170,12 +170,14 @@ def _start(
     )
 
 
-def converse(argv: Sequence[str], *, cwd: Path | None = None) -> tuple[socket.socket, Spawned]:
+def converse(
+    argv: Sequence[str], *, cwd: Path | None = None, errors: int = subprocess.DEVNULL
+) -> tuple[socket.socket, Spawned]:
     """Starts a process, in a session of its own, that reads from and writes to the socket."""
     ours, theirs = socket.socketpair()
     with theirs:
         end = theirs.fileno()
-        return ours, _start(argv, end, end, cwd, None, errors=subprocess.DEVNULL)
+        return ours, _start(argv, end, end, cwd, None, errors=errors)
 
 
 def finish(started: Spawned, limit: float) -> None:

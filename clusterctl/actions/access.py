@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 import socket
@@ -13,7 +14,6 @@ from pathlib import Path
 from shlex import quote
 
 from clusterctl import __version__, process
-from clusterctl.actions import tunnel
 from clusterctl.actions.common import mend_known_hosts, open_pool
 from clusterctl.core import assets
 from clusterctl.core.model import (
@@ -48,6 +48,11 @@ from clusterctl.transport.protocol import wrap_command
 
 HOSTS = "hosts"
 MARK = "# clusterctl: nodes as CLUSTER-NODE"
+SETTINGS = (
+    *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+    *("AWS_CA_BUNDLE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"),
+)
+"""Variables that an editor which was not started in this shell would not have."""
 
 
 def write_config(store: Store, cluster: Cluster) -> None:
@@ -62,11 +67,23 @@ def write_config(store: Store, cluster: Cluster) -> None:
             assets.render("client/attached_config.j2", cluster=cluster, home=home),
         )
         return
-    given = {"cluster": cluster, "tunnels": tunnel.list_commands(store, cluster)}
+    given = {"cluster": cluster, "tunnels": _list_tunnels(cluster)}
     _replace(folder / "config", assets.render("client/ssh_config.j2", **given))
     if not _find_special(folder):
         escaped = str(folder).replace("%", "%%")
         _replace(folder / HOSTS, assets.render("client/hosts.j2", folder=escaped, **given))
+
+
+def _list_tunnels(cluster: Cluster) -> dict[str, str]:
+    """The ProxyCommands of the nodes that are reached by one."""
+    # A proxy's password is not written down.
+    values = {name: os.environ.get(name, "") for name in SETTINGS}
+    settings = [f"{name}={value}" for name, value in values.items() if value and "@" not in value]
+    return {
+        node.name: f"{shlex.join(['env', *settings])} {node.tunnel}".replace("%", "%%")
+        for node in cluster.nodes
+        if node.tunnel
+    }
 
 
 def _replace(path: Path, text: str) -> None:

@@ -15,7 +15,6 @@ from clusterctl.core.model import NAME_PATTERN, Cluster, Consent, Node, Phase, R
 from clusterctl.core.progress import COPIED
 from clusterctl.core.text import format_time
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
-from clusterctl.machines import providers
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import find_home
 from clusterctl.state.store import Store
@@ -190,7 +189,7 @@ def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
 
     mend_known_hosts(store, cluster)
     folder = store.locate_folder(cluster.name) / "ssh"
-    with Pool.of(cluster, folder, providers.find_tunnel(cluster)) as pool:
+    with Pool.of(cluster, folder) as pool:
         try:
             yield pool
         except NodeUnreachable as error:

@@ -230,7 +230,7 @@ class Node:
     """One machine (or what behaves like one).
 
     `address`:`ssh_port` is where this machine reaches the node's own sshd; `via` names the node
-    to go through when there is no direct way, and `tunnel` what the provider goes through then.
+    to go through when there is no direct way, and `tunnel` is the command that carries SSH then.
     `private_address`:`job_port` is where the other nodes reach it. `root` is the only folder we
     write to.
 
@@ -247,7 +247,6 @@ class Node:
     root: str
     via: str = ""
     tunnel: str = ""
-    """For the provider alone; "": none is needed, or the node is reached by `via`."""
     python: str = ""
     mpi_prefix: str = ""
     slots: int = 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from clusterctl.core.model import Cluster
 from clusterctl.errors import RecordError, UsageError
@@ -15,7 +15,6 @@ from clusterctl.machines.ledger import Sighting
 from clusterctl.machines.protocol import Cloud, Provider
 from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.kinds import PROVIDER_OPTIONS
-from clusterctl.transport.protocol import OpenTunnel
 
 PROVIDERS: dict[str, str] = {
     name: f"clusterctl.machines.{name}.provider:{name.capitalize()}Provider"
@@ -31,10 +30,6 @@ ATTACHED: dict[str, str] = {
     **{n: f"clusterctl.machines.attached:{n.capitalize()}Provider" for n in BATCH_SYSTEMS},
 }
 """What `attach` takes over, and `detach` lets go."""
-
-
-TUNNELS: dict[str, str] = {"ec2": "clusterctl.machines.ec2.tunnels:open_to"}
-"""What opens the tunnels that some nodes need (`Node.tunnel`)."""
 
 
 def load_provider(name: str) -> Provider:
@@ -56,19 +51,8 @@ def load_creator(name: str) -> Provider:
 def _load(name: str, table: Mapping[str, str]) -> Provider:
     if name not in table:
         raise UsageError(f"unknown provider {name!r}", hint=f"choose one of: {', '.join(table)}")
-    return cast(Provider, _import(table[name])())
-
-
-def _import(row: str) -> Any:
-    module, _, attribute = row.partition(":")
-    return getattr(import_module(module), attribute)
-
-
-def find_tunnel(cluster: Cluster) -> OpenTunnel | None:
-    """None where no node of it needs one."""
-    row = TUNNELS.get(cluster.spec.provider, "")
-    needed = row and any(node.tunnel for node in cluster.nodes)
-    return cast(OpenTunnel, _import(row)) if needed else None
+    module, _, attribute = table[name].partition(":")
+    return cast(Provider, getattr(import_module(module), attribute)())
 
 
 _KNOWN_BY_FOLDER = frozenset({"ec2"})

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import getpass
 import glob
+import os
 import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from clusterctl import process
 from clusterctl.core import keys as core_keys
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import Node
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.transport import diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
 from clusterctl.transport.protocol import MAX_DEPTH
@@ -313,7 +313,11 @@ def _read_text(path: Path) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# From a host to an open socket: straight, through a jump host, a tunnel, or a command.
+# From a host to an open socket: straight, through a jump host, or a command.
+
+
+COMPLAINTS = 2000
+"""Bytes of what a command prints to stderr that are shown."""
 
 
 def open_direct(target: Target, deadline: Deadline) -> Socket:
@@ -353,23 +357,23 @@ def open_through(hop: Connection, name: str, target: Target, deadline: Deadline)
         raise target.make_behind_error(name, why, transient) from error
 
 
-def open_tunnelled(target: Target, deadline: Deadline) -> Socket:
-    """Through what the node's provider connects by. Raises ConnectError."""
-    if target.open_tunnel is None:
-        raise diagnosis.explain(target, "no-tunnel")
-    try:
-        tunnel = target.open_tunnel(target.node, deadline.left)
-    except TimeoutError as error:
-        raise diagnosis.explain(target, "slow-tunnel", seconds=deadline.seconds) from error
-    except ClusterctlError as error:
-        raise target.make_error(error.message, error.hint, transient=error.transient) from error
-    return Socket(tunnel.sock, why=tunnel.why)
-
-
 def open_piped(command: str) -> Socket:
     """Over a ProxyCommand: paramiko's own class for that does not notice when it ends."""
-    ours, program = process.converse(["/bin/sh", "-c", f"exec {command}"])
-    return Socket(ours, partial(process.finish, program, 0))
+    import tempfile  # seldom used
+
+    said: list[bytes] = []
+    errors, name = tempfile.mkstemp()
+    os.unlink(name)
+    ours, program = process.converse(["/bin/sh", "-c", f"exec {command}"], errors=errors)
+    ending = ExitStack()
+    ending.callback(os.close, errors)
+    ending.callback(lambda: said.append(os.pread(errors, COMPLAINTS, 0)))
+    ending.callback(process.finish, program, 0)
+    return Socket(ours, ending.close, lambda: _join_lines(b"".join(said)))
+
+
+def _join_lines(data: bytes) -> str:
+    return " ".join(data.decode(errors="replace").split())
 
 
 def _resolve(target: Target, deadline: Deadline) -> list[tuple[int, Any]]:

@@ -16,7 +16,6 @@ import msgspec
 from clusterctl.core.model import Node, NodeResult
 from clusterctl.core.text import decode_table
 from clusterctl.errors import ClusterctlError, NodeUnreachable
-from clusterctl.transport.protocol import OpenTunnel
 
 
 class Failure(Exception):
@@ -66,14 +65,12 @@ class Target:
     the only key, and `known_hosts` the only truth. With `use_ssh_config`, for hosts that are the
     user's, all of them count, `Node.ssh_port` 0 and `Node.user` "" mean "as ssh_config says", and
     the user's known_hosts is asked where ours is silent. An unknown key is refused in any case.
-    `open_tunnel` connects to nodes that have a tunnel.
     """
 
     node: Node
     identity: Path | None
     known_hosts: Path
     use_ssh_config: bool = False
-    open_tunnel: OpenTunnel | None = None
 
     @property
     def place(self) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import Cluster, Node, NodeResult
 from clusterctl.errors import FULL, UsageError
 from clusterctl.transport.diagnosis import FAILURES, Target, make_failed_result
-from clusterctl.transport.protocol import OnStdout, OpenTunnel, Transport
+from clusterctl.transport.protocol import OnStdout, Transport
 from clusterctl.transport.ssh import SshTransport
 
 # -------------------------------------------------------------------------------------------------
@@ -177,7 +177,6 @@ class Pool(AbstractContextManager["Pool"]):
         identity: Path | None,
         known_hosts: Path,
         use_ssh_config: bool = False,
-        open_tunnel: OpenTunnel | None = None,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._transports: dict[str, Transport] = {}
@@ -185,11 +184,11 @@ class Pool(AbstractContextManager["Pool"]):
             if node.here:
                 self._transports[node.name] = LocalTransport(node)
             else:
-                target = Target(node, identity, known_hosts, use_ssh_config, open_tunnel)
+                target = Target(node, identity, known_hosts, use_ssh_config)
                 self._add(target, ())
 
     @classmethod
-    def of(cls, cluster: Cluster, ssh: Path, open_tunnel: OpenTunnel | None = None) -> Pool:
+    def of(cls, cluster: Cluster, ssh: Path) -> Pool:
         """A cluster's nodes. `ssh` is the folder with its keys: `user`, unless the user's own let
         in, and `known_hosts`."""
         theirs = cluster.identity
@@ -199,7 +198,6 @@ class Pool(AbstractContextManager["Pool"]):
             identity=own,
             known_hosts=ssh / "known_hosts",
             use_ssh_config=theirs is not None,
-            open_tunnel=open_tunnel,
         )
 
     def _add(self, target: Target, behind: tuple[str, ...]) -> SshTransport:

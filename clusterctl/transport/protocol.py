@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from clusterctl.core.model import Node, NodeResult
+from clusterctl.core.model import NodeResult
 
 OnStdout = Callable[[bytes], None]
 """Called with each piece of a command's stdout, in another thread. It must be quick."""
@@ -21,20 +19,6 @@ OnStdout = Callable[[bytes], None]
 
 MAX_DEPTH = 16
 """OpenSSH's own limit for files that include files, and ours for jump hosts behind jump hosts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tunnel:
-    """A connection to a node's sshd that somebody else carries. `sock` is our end of it; `why` says
-    why it has broken, as far as whoever carries it has told, or ""."""
-
-    sock: socket.socket
-    why: Callable[[], str] = lambda: ""
-
-
-OpenTunnel = Callable[[Node, float], Tunnel]
-"""Connects to a node that has a `tunnel`, within so many seconds. Raises ClusterctlError, which is
-transient where another attempt may do better; TimeoutError."""
 
 
 class Channel(Protocol):

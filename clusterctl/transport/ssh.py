@@ -155,10 +155,8 @@ class SshTransport:
             except ConnectError as error:
                 raise target.make_behind_error(name, error.what, error.transient) from error
             sock = transport_connect.open_through(hop, name, target, deadline)
-        elif destination.proxy:
-            sock = transport_connect.open_piped(destination.proxy)
-        elif target.node.tunnel:
-            sock = transport_connect.open_tunnelled(target, deadline)
+        elif command := destination.proxy or target.node.tunnel:
+            sock = transport_connect.open_piped(command)
         else:
             sock = transport_connect.open_direct(target, deadline)
         self._socket = sock

@@ -4,14 +4,10 @@ The code of clusterctl against the simulated API, and against machines."""
 from __future__ import annotations
 
 import json
-import select
-import socket
-import ssl
-import threading
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +18,7 @@ from clusterctl.core.model import CloudSpec, ClusterSpec, Node, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import network, preflight, remove, tunnels
 from clusterctl.machines.ec2.api import TAG, Api
-from clusterctl.machines.ec2.tunnels import ConnectEndpoint
-from clusterctl.transport.protocol import Tunnel
+from clusterctl.transport.pool import Pool
 from tests.e2e.cli import wait_for
 from tests.ec2.conftest import policy
 from tests.sim.lab import Lab, their_network, with_nat
@@ -36,7 +31,8 @@ RIGHTS = policy()
 
 @pytest.fixture
 def api(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Api:
-    return lab.connect(monkeypatch, AWS_CA_BUNDLE=lab.ec2.trust_tunnels())
+    folder = lab.ec2.offer_tunnels()
+    return lab.connect(monkeypatch, PATH=f"{folder}:{os.environ['PATH']}")
 
 
 @contextmanager
@@ -71,15 +67,16 @@ def behind(lab: Lab, id: str) -> Node:
     [item] = lab.api.describe_instance_connect_endpoints(InstanceConnectEndpointIds=[id])[
         "InstanceConnectEndpoints"
     ]
-    tunnel = str(ConnectEndpoint("us-east-1", id, item["DnsName"]))
     private = lab.ec2.machine("one").private
+    tunnel = tunnels.build_command("us-east-1", id, item["DnsName"], private)
     return node("launcher", address=private, private_address=private, ssh_port=22, tunnel=tunnel)
 
 
-def greeting(tunnel: Tunnel) -> bytes:
-    with tunnel.sock as sock:
-        sock.settimeout(20)
-        return sock.recv(100)
+def connect(node: Node) -> str:
+    """Why no key of ours gets in."""
+    with Pool([node], identity=None, known_hosts=Path(os.devnull)) as pool:
+        [found] = pool.connect([node.name], timeout=20)
+    return found.error
 
 
 def test_who_has_the_rights_of_an_earlier_version_finds_what_there_is(lab: Lab, api: Api) -> None:
@@ -101,7 +98,7 @@ def test_the_endpoint_of_a_network_of_theirs_is_used(lab: Lab, api: Api) -> None
             for where in ({"vpc": vpc}, {"subnet": (subnet,)}):
                 found = check(api, **where)
                 assert found
-                assert found.endpoint.id == id
+                assert found.id == id
                 assert len(found.groups) == 1
                 assert id in tunnels.describe_endpoints(found)
         with endpoint(lab, subnet, **{TAG: "lab-2"}):
@@ -175,156 +172,26 @@ def test_bytes_go_both_ways_for_whoever_may(lab: Lab, api: Api) -> None:
     with endpoint(lab, **{TAG: "lab-1"}) as id:
         launcher = behind(lab, id)
         lab.ec2.policy(RIGHTS)
-        assert greeting(tunnels.open_tunnel(api, launcher, 20)).startswith(b"SSH-2.0-")
+        assert "its host key" in connect(launcher), "an sshd answers"
         [call] = [one for one in lab.ec2.calls if one["action"].endswith(":OpenTunnel")]
         assert not call["administrator"]
         lab.ec2.policy({**RIGHTS, "Statement": RIGHTS["Statement"][:1]})
-        with pytest.raises(ProviderError, match=f"{tunnels.DENIED} {id}: .*:OpenTunnel") as no:
-            tunnels.open_tunnel(api, launcher, 20)
-        assert "infra/ec2/policy.json" in no.value.hint
-        assert not no.value.transient
+        assert tunnels.DENIED in connect(launcher)
         lab.ec2.policy(None)
-
-        with pytest.raises(ProviderError, match="RemotePort is not valid") as other:
-            tunnels.open_tunnel(api, replace(launcher, ssh_port=2222), 20)
-        assert other.value.transient
-        lab.ec2.fault("clock", seconds=200)
-        fresh = Api("us-east-1")
-        for _ in range(2):
-            assert greeting(tunnels.open_tunnel(fresh, launcher, 20)).startswith(b"SSH-2.0-")
-        lab.ec2.clear()
         lab.ec2.fault("tunnel", how="refused", calls=1)
-        with pytest.raises(ProviderError, match="opens no connection: Try again later"):
-            tunnels.open_tunnel(api, launcher, 20)
-        assert lab.until(lambda: lab.ec2.tunnels, {1}) == 0, "what was closed is closed there"
+        assert "Try again later" in connect(launcher)
+        assert lab.until(lambda: lab.ec2.tunnels, {1, 2, 3}) == 0, "what was closed is closed there"
 
 
-def test_what_cannot_be_reached_says_so_within_its_time(lab: Lab, api: Api) -> None:
-    lab.launch("one")
-    lab.ec2.wait(1)
-    with endpoint(lab) as id:
-        launcher = behind(lab, id)
-        nobody = replace(launcher, private_address="10.77.0.77")
-        tunnel = tunnels.open_tunnel(api, nobody, 20)
-        assert greeting(tunnel) == b""
-        assert tunnel.why() == f"{id} closed the connection: the machine does not answer"
-        away = ConnectEndpoint("us-east-1", id, "localhost:9")
-        with pytest.raises(ProviderError, match=r"cannot be reached at localhost:9: .*refused"):
-            tunnels.open_tunnel(api, replace(launcher, tunnel=str(away)), 20)
-        with pytest.raises(ProviderError, match="CERTIFICATE_VERIFY_FAILED") as untrusted:
-            tunnels.open_tunnel(untrusting(api), launcher, 20)
-        assert "AWS_CA_BUNDLE" in untrusted.value.hint
-
-
-def test_whoever_gives_credentials_slowly_has_a_time_limit(
-    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("said", ["aws-cli/1.45.11 Python/3.11.7", "aws-cli/2.11.9", "sh: no"])
+def test_an_aws_cli_that_opens_no_tunnels_is_seen_before_it_costs(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tmp_path / "config"
-    config.write_text("[profile slow]\ncredential_process = sleep 30\n")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    monkeypatch.setenv("AWS_PROFILE", "slow")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    tunnel = str(ConnectEndpoint("us-east-1", "eice-1", "localhost:9"))
-    with pytest.raises(TimeoutError):
-        tunnels.open_tunnel(Api("us-east-1"), node("launcher", tunnel=tunnel), 1)
-
-
-def test_authorities_that_are_named_are_added(
-    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab.launch("one")
-    lab.ec2.wait(1)
-    with endpoint(lab) as id:
-        launcher = behind(lab, id)
-        monkeypatch.setenv("REQUESTS_CA_BUNDLE", lab.ec2.trust_tunnels())
-        connected = tunnels.open_tunnel(untrusting(api), launcher, 20)
-        assert greeting(connected).startswith(b"SSH-2.0-")
-
-
-class Proxy(BaseHTTPRequestHandler):
-    """Of a company: the only way out is CONNECT."""
-
-    def do_CONNECT(self) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
-        host, _, port = self.path.partition(":")
-        with socket.create_connection((host, int(port))) as there:
-            self.send_response(200)
-            self.end_headers()
-            while True:
-                for one in select.select([self.connection, there], [], [], 20)[0]:
-                    data = one.recv(65536)
-                    if not data:
-                        return
-                    (there if one is self.connection else self.connection).sendall(data)
-
-    def log_message(self, format: str, *words: object) -> None:
-        pass
-
-
-def test_a_proxy_is_the_way_where_one_is_named(
-    lab: Lab, api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab.launch("one")
-    lab.ec2.wait(1)
-    with endpoint(lab) as id, ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
-        proxy.asked = []  # type: ignore[attr-defined]
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.server_port}")
-        launcher = behind(lab, id)
-        assert greeting(tunnels.open_tunnel(api, launcher, 20)).startswith(b"SSH-2.0-")
-        assert proxy.asked == [  # type: ignore[attr-defined]
-            ConnectEndpoint.parse(launcher.tunnel).dns_name
-        ]
-        for other in (f"127.0.0.1:{proxy.server_port}", f"http://me@127.0.0.1:{proxy.server_port}"):
-            monkeypatch.setenv("HTTPS_PROXY", other)
-            assert greeting(tunnels.open_tunnel(api, launcher, 20)).startswith(b"SSH-2.0-")
-        assert len(proxy.asked) == 3  # type: ignore[attr-defined]
-        monkeypatch.setenv("HTTPS_PROXY", "socks5://me:secret@127.0.0.1:9")
-        with pytest.raises(ProviderError, match="does not name an HTTP proxy") as wrong:
-            tunnels.open_tunnel(api, launcher, 20)
-        assert not wrong.value.transient
-        monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{proxy.server_port}")
-        proxy.shutdown()
-        proxy.socket.close()
-        with pytest.raises(ProviderError, match="cannot be reached"):
-            tunnels.open_tunnel(api, launcher, 20)
-
-
-class Page(BaseHTTPRequestHandler):
-    """Of a proxy that looks into TLS and allows nothing."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        self.send_response(403)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(b"Blocked: category unknown")
-
-    def log_message(self, format: str, *words: object) -> None:
-        pass
-
-
-def test_a_page_of_a_proxy_is_not_taken_for_aws(lab: Lab, api: Api) -> None:
-    authority = lab.ec2.trust_tunnels()
-    with ThreadingHTTPServer(("localhost", 0), Page) as server:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(authority, Path(authority).with_suffix(".key"))
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        tunnel = str(ConnectEndpoint("us-east-1", "eice-1", f"localhost:{server.server_port}"))
-        with pytest.raises(ProviderError, match=r"not AWS, but maybe a proxy.*Blocked") as blocked:
-            tunnels.open_tunnel(api, node("launcher", tunnel=tunnel), 20)
-        assert blocked.value.transient
-        server.shutdown()
-
-
-def untrusting(api: Api) -> Api:
-    """The same, for who trusts the usual authorities alone."""
-
-    class Untrusting(Api):
-        def find_ca_bundle(self) -> None:
-            return None
-
-    return Untrusting(api.region)
+    (tmp_path / "aws").write_text(f"#!/bin/sh\necho '{said}'\n")
+    (tmp_path / "aws").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ProviderError, match=rf"2\.12 or newer.*{said}"):
+        tunnels.require_aws_cli()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ProviderError, match=r"2\.12 or newer"):
+        tunnels.require_aws_cli()

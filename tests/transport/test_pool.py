@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.model import Node, NodeResult, fold
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.transport import pool as transport_pool
 from clusterctl.transport.pool import Pool
-from clusterctl.transport.protocol import Tunnel
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Sshd, make_node
 
@@ -172,7 +171,6 @@ def test_bad_via(make_pool: Callable[..., Pool], via: str) -> None:
 INTERRUPTED = """import sys, time
 from pathlib import Path
 from clusterctl.core.model import Node, Role
-from clusterctl.transport.protocol import Tunnel
 from clusterctl.transport import pool as transport_pool
 from clusterctl.transport.pool import Pool
 folder, *ports = sys.argv[1:]
@@ -212,23 +210,16 @@ def test_interrupt(sshd: Sshd, peer: Callable[..., int], deaf: int) -> None:
     assert err.strip().endswith(b"KeyboardInterrupt")
 
 
-def test_looks_at_many_nodes_share_one_connection_to_their_gateway() -> None:
+def test_looks_at_many_nodes_share_one_connection_to_their_gateway(tmp_path: Path) -> None:
     """An endpoint of AWS has 20 at a time: it would refuse some of 30 connections."""
-    launcher = make_node(22, "launcher", tunnel="us-east-1/eice-1/name")
+    log = tmp_path / "log"
+    command = f"sh -c 'echo begins >>{log}; sleep 0.2; echo ends >>{log}; echo no >&2; exit 1'"
+    launcher = make_node(22, "launcher", tunnel=command)
     workers = [make_node(22, f"worker-{number}", via="launcher") for number in range(1, 31)]
-    opening, most = [0], [0]
-
-    def open_tunnel(node: Node, seconds: float) -> Tunnel:
-        opening.append(1)
-        most.append(len(opening) - 1)
-        time.sleep(0.2)
-        opening.pop()
-        raise ProviderError("eice-1 opens no connection", transient=False)
-
-    with Pool(
-        [launcher, *workers], identity=None, known_hosts=Path(os.devnull), open_tunnel=open_tunnel
-    ) as pool:
+    with Pool([launcher, *workers], identity=None, known_hosts=Path(os.devnull)) as pool:
         found = pool.probe([node.name for node in workers], timeout=5)
     assert [one.node for one in found] == [node.name for node in workers]
     assert not any(one.ok for one in found)
-    assert max(most) == 1
+    assert found[0].error.endswith("launcher: no")
+    said = log.read_text().split()
+    assert said == ["begins", "ends"] * (len(said) // 2)

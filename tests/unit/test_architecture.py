@@ -92,7 +92,6 @@ MAY_USE: dict[str, set[str]] = {
     "python_terraform": {"terraform"},
     "boto3": {"machines", "data"},
     "botocore": {"machines", "data"},
-    "websockets": {"machines"},
 }
 
 STARTS_PROCESSES = ("process", "agent")  # the only units that may: here; on nodes

@@ -85,12 +85,6 @@ class Credentials:
         chain.remove(roles.METHOD)  # the first of that name
         self.session = boto3.session.Session(botocore_session=core, region_name=region)
 
-    @property
-    def ca_bundle(self) -> str | None:
-        """As AWS_CA_BUNDLE or the profile names it."""
-        found = self._core.get_config_variable("ca_bundle")
-        return str(found) if found else None
-
     @contextmanager
     def lend(self, lease: float) -> Iterator[dict[str, str]]:
         """What Terraform's environment has to hold while the block runs; "" is what must not be

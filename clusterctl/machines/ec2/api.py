@@ -419,22 +419,6 @@ class Api:
                 doing, f"{type(error).__name__}: {error}"
             ) from error
 
-    def find_keys(self) -> Any:
-        """Our credentials, as botocore's signers take them. Raises ProviderError."""
-        from botocore.exceptions import NoCredentialsError
-
-        with self._making, self._explain_errors("reading your AWS credentials"):
-            found = self._find_credentials().session.get_credentials()
-            if found is None:
-                raise NoCredentialsError
-            return found.get_frozen_credentials()
-
-    def find_ca_bundle(self) -> str | None:
-        """The file with the authorities that AWS's certificates are checked by, where somebody has
-        named one."""
-        with self._making, self._explain_errors("reading your AWS configuration"):
-            return self._find_credentials().ca_bundle
-
     def call(self, action: str, service: str = "ec2", /, **arguments: Any) -> Any:
         """One call, such as `terminate_instances`. Raises ProviderError."""
         client = self._get_client(service)

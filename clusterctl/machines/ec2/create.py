@@ -54,7 +54,6 @@ from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
 from clusterctl.machines.ec2.spec import ProviderState
-from clusterctl.machines.ec2.tunnels import ConnectEndpoint
 from clusterctl.machines.protocol import LAUNCHER, Created, Resource
 from clusterctl.terraform import events
 from clusterctl.terraform import folder as terraform_folder
@@ -541,7 +540,7 @@ def create(
     if known:
         _remove_unknown(api, cluster, folder, runner, report)
         start_stopped(api, cluster.id, report)
-    host_keys = ec2_host_keys.HostKeys(folder, partial(tunnels.open_tunnel, api))
+    host_keys = ec2_host_keys.HostKeys(folder)
     preload()
     order = Order(
         cluster=cluster,
@@ -604,9 +603,9 @@ def _remove_unknown(
 
 def _find_tunnel(row: dict[str, Any], options: ClusterSpec, found: Survey) -> str:
     """What SSH to the launcher goes through: the endpoint of the VPC, else that of the cluster."""
-    if found.endpoint:
-        return str(found.endpoint.endpoint)
-    return str(ConnectEndpoint.parse(f"{options.cloud.region}/{row['endpoint']}"))
+    theirs = found.endpoint
+    id, dns_name = (theirs.id, theirs.dns_name) if theirs else row["endpoint"].split("/", 1)
+    return tunnels.build_command(options.cloud.region, id, dns_name, row["private_address"])
 
 
 def _build_node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: str) -> Node:

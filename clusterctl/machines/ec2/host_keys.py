@@ -29,7 +29,6 @@ from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.machines.ec2.tunnels import DENIED
 from clusterctl.state.files import write_atomic
 from clusterctl.transport.pool import Pool
-from clusterctl.transport.protocol import OpenTunnel
 from clusterctl.transport.ssh import SshTransport
 
 STEP_TIMEOUT = 60.0
@@ -60,9 +59,8 @@ _CLOSED = (
 class HostKeys:
     """The host keys of a cluster's nodes, in its folder, which has its name."""
 
-    def __init__(self, folder: Path, open_tunnel: OpenTunnel | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open_tunnel = open_tunnel
         self._file = folder / "ec2" / "host-keys.json"
         self.known_hosts = folder / "ssh" / "known_hosts"
 
@@ -255,7 +253,6 @@ class HostKeys:
             nodes,
             identity=self._folder / "ssh" / "user",
             known_hosts=self.known_hosts,
-            open_tunnel=self._open_tunnel,
         )
 
     def _locate_boot_key(self, name: str) -> Path:

@@ -268,6 +268,8 @@ class Ec2Provider(Cloud):
         """What has to be known before anything is made, and the machines there are."""
         options = ec2_spec.resolve_rules(spec, current)
         binary = terraform_binary.find_terraform()
+        if options.cloud.instance_connect:
+            tunnels.require_aws_cli()
         known = options.cloud.ssh_cidr or options.cloud.instance_connect
         address = run_in_background(lambda: "" if known else self._my_address())
         api = self._connect(options.cloud.region)

@@ -90,8 +90,8 @@ class Control:
         return self._tunnels.cut()
 
     def do_tunnels(self) -> object:
-        """Where connections through endpoints begin, and the file with whom to trust for it."""
-        return {"authority": self._tunnels.start(), "open": self._tunnels.count()}
+        """The folder of the `aws` that opens connections through endpoints, and how many are."""
+        return {"folder": self._tunnels.start(), "open": self._tunnels.count()}
 
     def do_policy(self, document: dict[str, Any] | None) -> None:
         self._layer.policy = document

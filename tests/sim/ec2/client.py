@@ -193,9 +193,9 @@ class Ec2:
                 raise TimeoutError(f"{machines} {self.failures} {self.log()}")
             time.sleep(0.05)
 
-    def trust_tunnels(self) -> str:
-        """The file with whom to trust where connections through endpoints begin."""
-        return str(self._ask("tunnels")["authority"])
+    def offer_tunnels(self) -> str:
+        """The folder of an `aws` that opens connections through endpoints."""
+        return str(self._ask("tunnels")["folder"])
 
     @property
     def tunnels(self) -> int:
