@@ -107,7 +107,7 @@ def logs(given: Logs, console: Console) -> None:
         if given.metrics:
             _show_metrics(given, store, job, console)
         else:
-            with Printer(console, only=given.rank, exact=not given.follow) as printer:
+            with Printer(console, only=given.rank) as printer:
                 job = _print(given, store, job, console, printer)
     except KeyboardInterrupt:
         state = store.read_job(job).state

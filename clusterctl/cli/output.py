@@ -84,20 +84,20 @@ class RankStream:
 
     def overwrite(self, text: bytes) -> None:
         """Follows what carriage returns in `text` leave to be seen."""
+        self.is_bar = True
         for part in text.split(b"\r"):
             if part:
                 text = part.replace(_UP, b"")
                 self.bar = text if _ESCAPE.sub(b"", text).strip() else b""
 
-    def restart(self) -> None:
-        self.is_bar, self.bar, self.shown = False, b"", b""
-
 
 class Printer:
-    """Prints what ranks write. A context manager: leaving it prints lines that have no end.
+    """Prints what ranks write: stdout to stdout, stderr to stderr, or an object per line with
+    --json, where `cut` marks a line that is too long to wait for its end, and `progress` the state
+    of a progress bar, whose line comes when it ends. On a terminal, bars stand below everything
+    else, and go up into the text when they end.
 
-    `only`: this rank alone. `exact`: files and pipes get the bytes as they were written, progress
-    bars too.
+    A context manager: leaving it prints lines that have no end. `only`: this rank alone.
     """
 
     def __init__(
@@ -105,14 +105,20 @@ class Printer:
         console: Console,
         *,
         only: int | None = None,
-        exact: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._only = only
-        self._clock = clock
-        self._view: Json | Text = Json() if console.json else Text(console, exact)
+        self._console, self._only, self._clock = console, only, clock
+        self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        screens = [name for name, stream in self._streams.items() if stream.isatty()]
+        self._screens = [] if console.json else screens
+        self._terminals = [] if console.json else _find_terminals(self._streams)
+        self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
         self._sources: dict[tuple[int | None, str, str], RankStream] = {}
         self._changed: dict[RankStream, None] = {}
+        """Bars whose state has changed since it was shown."""
+        self._drawn: dict[RankStream, None] = {}
+        """Bars that stand on a terminal."""
+        self._redraws = False
 
     def __enter__(self) -> Printer:
         return self
@@ -123,7 +129,8 @@ class Printer:
         for source in self._sources.values():
             if source.rest or source.bar:
                 self._complete(source, source.rest)
-        self._view.close()
+        self._drawn.clear()
+        self._write_texts()
 
     def __call__(self, pieces: Iterable[Any]) -> None:
         for piece in pieces:
@@ -133,46 +140,42 @@ class Printer:
                     self._sources[key] = RankStream(piece.rank, piece.stream)
                 self._feed(self._sources[key], piece.data)
         self._show_progress(self._clock())
-        self._view.flush()
-
-    def _show_progress(self, now: float) -> None:
-        for source in tuple(self._changed):
-            if source.bar == source.shown:
-                del self._changed[source]
-            elif now >= source.shown_at + self._view.get_interval(source):
-                del self._changed[source]
-                source.shown, source.shown_at = source.bar, now
-                self._view.show_progress(source)
+        if self._redraws or any(self._texts.values()):
+            self._write_texts()
+        if self._drawn and not self._console.drawn:
+            bars = (self._render_tag(bar) + _make_printable(bar.shown) for bar in self._drawn)
+            self._console.draw([bar.decode(errors="surrogateescape") for bar in bars])
+        self._redraws = False
 
     def _feed(self, source: RankStream, data: bytes) -> None:
         text = source.rest + data
-        if not self._view.is_exact(source):
-            while _UP_AND_DOWN in text:
-                text = text.replace(_UP_AND_DOWN, b"")
-        lines = text.split(b"\n")
-        rest = lines.pop()
-        plain = not source.is_bar and b"\r" not in source.rest and b"\r" not in data
+        while _UP_AND_DOWN in text:
+            text = text.replace(_UP_AND_DOWN, b"")
+        *lines, rest = text.split(b"\n")
+        plain = not source.is_bar and b"\r" not in text
         if plain and all(len(line) <= LINE_LIMIT for line in lines):
             if lines:
-                self._view.show_lines(source, lines)
+                self._write(source, lines)
         else:
             for line in lines:
                 self._complete(source, line)
         if source.is_bar or b"\r" in rest:
-            source.is_bar = True
             source.overwrite(rest)
             self._changed[source] = None
-            if not self._view.is_exact(source):
-                rest = rest.rpartition(b"\r")[2]
+            rest = rest.rpartition(b"\r")[2]
         source.rest = self._cut(source, rest)
 
     def _complete(self, source: RankStream, line: bytes) -> None:
-        is_bar = source.is_bar or b"\r" in line.removesuffix(b"\r")
-        if is_bar and not self._view.is_exact(source):
+        if source.is_bar or b"\r" in line.removesuffix(b"\r"):
             source.overwrite(line)
             line = source.bar
-        self._view.show_lines(source, [self._cut(source, line)])
-        source.restart()
+        text = self._cut(source, line)
+        drawn = self._drawn.pop(source, source) is None
+        self._redraws |= drawn
+        # Elsewhere the last state of a bar stands there already.
+        if drawn or self._console.json or not (source.is_bar and source.shown == text):
+            self._write(source, [text])
+        source.is_bar, source.bar, source.shown = False, b"", b""
 
     def _cut(self, source: RankStream, text: bytes) -> bytes:
         """Shows all of a text that is too long but its last part, which is returned."""
@@ -181,100 +184,36 @@ class Printer:
             end = start + LINE_LIMIT
             while end > start + LINE_LIMIT - 3 and text[end] & 0xC0 == 0x80:
                 end -= 1  # not within a character
-            self._view.show_lines(source, [text[start:end]], cut=True)
+            self._write(source, [text[start:end]], cut=True)
             start = end
         return text[start:]
 
+    def _show_progress(self, now: float) -> None:
+        for source in tuple(self._changed):
+            redraws = source.stream in self._terminals
+            if source.bar == source.shown:
+                del self._changed[source]
+            elif now >= source.shown_at + (FRAME if redraws else INTERVAL):
+                del self._changed[source]
+                source.shown, source.shown_at = source.bar, now
+                if redraws:
+                    self._redraws = True
+                    self._drawn[source] = None
+                    if not source.bar:
+                        del self._drawn[source]
+                elif source.bar:
+                    self._write(source, [source.bar], progress=True)
 
-class Json:
-    """A view: how and where output is shown, at the latest by `flush`.
-
-    An object per line. One that is not complete has `cut` where it is too long to wait for its
-    end, and `progress` where it is the state of a progress bar, whose line comes when it ends."""
-
-    def __init__(self) -> None:
-        self._rows: list[str] = []
-
-    def is_exact(self, source: RankStream) -> bool:
-        return True
-
-    def get_interval(self, source: RankStream) -> float:
-        return INTERVAL
-
-    def show_lines(self, source: RankStream, lines: list[bytes], **more: bool) -> None:
-        for line in lines:
-            self._add_row(source, line, **more)
-
-    def show_progress(self, source: RankStream) -> None:
-        if source.bar:
-            self._add_row(source, source.bar, progress=True)
-
-    def _add_row(self, source: RankStream, text: bytes, **more: bool) -> None:
-        line = text.decode(errors="replace")
-        row = {"rank": source.rank, "stream": source.stream, "line": line, **more}
-        self._rows.append(json.dumps(row) + "\n")
-
-    def flush(self) -> None:
-        if self._rows:
-            sys.stdout.write("".join(self._rows))
-            sys.stdout.flush()
-            self._rows.clear()
-
-    def close(self) -> None:
-        self.flush()
-
-
-class Text:
-    """Stdout to stdout, stderr to stderr. Progress bars stand below everything else on a terminal,
-    one to a line, and go up into the text when they end."""
-
-    def __init__(self, console: Console, exact: bool) -> None:
-        self._console = console
-        self._exact = exact
-        self._streams = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-        self._terminals = _find_terminals(self._streams)
-        self._screens = [name for name, stream in self._streams.items() if stream.isatty()]
-        self._texts: dict[str, list[bytes]] = {name: [] for name in self._streams}
-        self._bars: dict[RankStream, None] = {}
-        self._changed = False
-
-    def is_exact(self, source: RankStream) -> bool:
-        return self._exact and source.stream not in self._terminals
-
-    def get_interval(self, source: RankStream) -> float:
-        if source.stream in self._terminals:
-            return FRAME
-        return math.inf if self._exact else INTERVAL
-
-    def show_lines(self, source: RankStream, lines: list[bytes], cut: bool = False) -> None:
-        if self._bars.pop(source, source) is None:
-            self._changed = True
-        elif source.is_bar and source.shown == lines[0]:
-            return  # its last state stands there already
-        self._write(source, lines)
-
-    def show_progress(self, source: RankStream) -> None:
-        if source.stream not in self._terminals:
-            if source.bar:
-                self._write(source, [source.bar])
+    def _write(self, source: RankStream, lines: list[bytes], **more: bool) -> None:
+        if self._console.json:
+            head = {"rank": source.rank, "stream": source.stream}
+            rows = ({**head, "line": line.decode(errors="replace"), **more} for line in lines)
+            self._texts["stdout"] += (json.dumps(row).encode() + b"\n" for row in rows)
             return
-        if source.bar:
-            self._bars[source] = None
-        else:
-            self._bars.pop(source, None)
-        self._changed = True
-
-    def flush(self) -> None:
-        if self._changed or any(self._texts.values()):
-            self._write_texts()
-        if self._bars and not self._console.drawn:
-            bars = (self._render_tag(bar) + _make_printable(bar.shown) for bar in self._bars)
-            self._console.draw([bar.decode(errors="surrogateescape") for bar in bars])
-        self._changed = False
-
-    def close(self) -> None:
-        self._bars.clear()
-        self._write_texts()
+        if source.stream in self._screens:
+            lines = [_make_printable(line) for line in lines]
+        tag = self._render_tag(source)
+        self._texts[source.stream].append(tag + (b"\n" + tag).join(lines) + b"\n")
 
     def _render_tag(self, source: RankStream) -> bytes:
         """On a terminal in a colour, by which neighbouring ranks can be told apart."""
@@ -282,12 +221,6 @@ class Text:
             return source.tag
         colour = COLOURS[(source.rank or 0) % len(COLOURS)]
         return b"\x1b[%dm%b\x1b[0m " % (colour, source.tag.rstrip())
-
-    def _write(self, source: RankStream, lines: list[bytes]) -> None:
-        if source.stream in self._screens:
-            lines = [_make_printable(line) for line in lines]
-        tag = self._render_tag(source)
-        self._texts[source.stream].append(tag + (b"\n" + tag).join(lines) + b"\n")
 
     def _write_texts(self) -> None:
         self._console.clear()
