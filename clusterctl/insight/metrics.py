@@ -8,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -115,18 +115,9 @@ def read_metric_line(line: bytes, marks: Sequence[bytes]) -> dict[str, float] | 
     return found
 
 
-def is_of_training(values: Mapping[str, float]) -> bool:
-    """Whether a line has a place in the training and a result: no settings have both."""
-    return _is_placed(values) and is_measured(values)
-
-
 def is_measured(names: Iterable[str]) -> bool:
     """Whether one of them is the name of a result."""
     return any(_compile_results().fullmatch(name) for name in names)
-
-
-def _is_placed(names: Collection[str]) -> bool:
-    return EPOCH in names or STEP in names
 
 
 def _read_object(text: str) -> dict[str, float] | None:
@@ -134,27 +125,22 @@ def _read_object(text: str) -> dict[str, float] | None:
     before, brace, rest = text.partition("{")
     found: dict[str, float] = {}
     _take_place(before, found)
-    numbers, whole = _read_dict(brace + rest)
-    found |= numbers
-    placed, measured = _is_placed(found), is_measured(found)
-    if before.strip():
-        return found if placed and measured else None
-    return found if measured or (placed and whole and len(found) > 1) else None
+    found |= _read_dict(brace + rest)
+    placed = EPOCH in found or STEP in found or not before.strip()
+    return found if placed and is_measured(found) else None
 
 
-def _read_dict(text: str) -> tuple[dict[str, float], bool]:
-    """Its numbers, and whether it holds nothing else."""
+def _read_dict(text: str) -> dict[str, float]:
+    """Its numbers."""
     found: Mapping[object, object] = {}
     if _DICT.fullmatch(text):
         found = {item["name"]: _parse_number(item["value"]) for item in _ITEM.finditer(text)}
-        size = text.count("': ")
     else:
         try:
             read = json.loads(text)
         except (ValueError, RecursionError):
-            return {}, False
+            return {}
         found = read if isinstance(read, dict) else {}
-        size = len(found)
     numbers: dict[str, float] = {
         str(name): n  # type: ignore[misc]
         for name, n in found.items()
@@ -162,11 +148,10 @@ def _read_dict(text: str) -> tuple[dict[str, float], bool]:
     }
     names = {name: name.lower() for name in numbers}
     step = next((name for name in STEPS if name in names.values()), STEP)
-    placed = {
+    return {
         STEP if low == step else EPOCH if low == EPOCH else name: numbers[name]
         for name, low in names.items()
     }
-    return placed, len(numbers) == size
 
 
 def _read_text(text: str) -> dict[str, float] | None:
@@ -309,17 +294,13 @@ def keep_numbers(values: Mapping[str, float]) -> dict[str, float]:
 
 class Reader:
     """Finds the metrics in what ranks write, piece by piece. Of a rank that has printed some for
-    clusterctl, lines for people no longer count: they say the same. Settings are printed once,
-    before the training: what has no place or no result waits for a line that has both, and is then
-    dropped, or for another with its names."""
+    clusterctl, lines for people no longer count: they say the same."""
 
     def __init__(self) -> None:
         self._rest: dict[tuple[int, str], bytes] = {}
         self._last: dict[int, Mapping[str, float]] = {}
         self._meant: set[int] = set()
-        self._begun: set[int] = set()
         self._epoch: dict[int, Mapping[str, float]] = {}
-        self._waiting: dict[int, dict[tuple[str, ...], Mapping[str, float]]] = {}
 
     def read(self, rank: int, data: bytes, stream: str = "") -> list[MetricPoint]:
         """The points that end in `data`, which is what the rank wrote next to that stream. A bar
@@ -330,19 +311,15 @@ class Reader:
         return self._read_lines(rank, whole)
 
     def finish(self) -> list[MetricPoint]:
-        """Of last lines without their end, and results after which no training came."""
+        """Of last lines without their end."""
         found = [p for (rank, _), line in self._rest.items() for p in self._read_lines(rank, line)]
         self._rest.clear()
-        waiting = [(rank, v) for rank, lines in self._waiting.items() for v in lines.values()]
-        self._waiting.clear()
-        results = [MetricPoint(r, v, meant=False) for r, v in waiting if is_measured(v)]
-        return [*found, *results]
+        return found
 
     def _read_lines(self, rank: int, text: bytes) -> list[MetricPoint]:
         found = [MetricPoint(rank, v) for line in text.split(b"\n") if (v := parse_metrics(line))]
         if found:
             self._meant.add(rank)
-            self._waiting.pop(rank, None)
         if rank in self._meant or not (marks := find_marks(text)):
             return found
         for line in text.split(b"\n"):
@@ -352,22 +329,8 @@ class Reader:
             values = values and {**self._epoch.get(rank, {}), **values}
             if values and values != self._last.get(rank):  # a bar is drawn again and again
                 self._last[rank] = values
-                ready = self._hold_back(rank, values)
-                found += [MetricPoint(rank, each, meant=False) for each in ready]
+                found.append(MetricPoint(rank, values, meant=False))
         return found
-
-    def _hold_back(self, rank: int, values: Mapping[str, float]) -> list[Mapping[str, float]]:
-        """What counts, now that this line has come."""
-        if rank in self._begun:
-            return [values]
-        names = tuple(values)
-        before = self._waiting.setdefault(rank, {}).get(names, values)
-        if before == values and not is_of_training(values):
-            self._waiting[rank][names] = values
-            return []
-        self._begun.add(rank)
-        del self._waiting[rank]
-        return [values] if before == values else [before, values]
 
 
 def drop_repeated(points: Iterable[MetricPoint]) -> tuple[MetricPoint, ...]:

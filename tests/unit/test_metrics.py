@@ -71,36 +71,6 @@ def test_what_other_programs_print_is_no_curve(before: str) -> None:
     assert {text: points for text, points in found.items() if points} == {}
 
 
-TRAINING = b"Epoch 0 | Loss: 0.5\n"
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *('{"lr": 0.1, "aux_loss": 0.4, "epochs": 10}', "{'epoch': 10, 'lr': 0.001}"),
-        *("label_smoothing: 0.1, aux_loss: 0.4", "aux_accuracy=0.95, lr=0.1"),
-    ],
-)
-def test_what_comes_once_and_before_the_training_are_settings(settings: str) -> None:
-    reader, text = Reader(), settings.encode() + b"\n"
-    assert [dict(p.values) for p in reader.read(0, text + text + TRAINING)] == [
-        {"epoch": 0, "loss": 0.5}
-    ]
-    assert len(reader.read(0, text)) == 1  # after it, a result or a place of its own
-    assert reader.finish() == []
-
-
-def test_results_without_a_place_count_again_and_again_or_alone() -> None:
-    reader = Reader()
-    assert reader.read(0, b"loss=0.5, acc=0.25\n") == []
-    found = reader.read(0, b'loss=0.4, acc=0.5\n{"step": 1, "gpus": 8}\n')
-    assert [list(point.values.values()) for point in found] == [[0.5, 0.25], [0.4, 0.5], [1, 8]]
-    pairs = reader.read(1, b'{"step": 1, "gpus": 8}\n{"step": 2, "gpus": 8}\n')
-    assert [point.x for point in pairs] == [1, 2]
-    assert reader.read(2, b'val_loss=0.25\n{"epoch": 1, "lr": 0.1}\n') == []
-    assert reader.finish() == [MetricPoint(2, {"val_loss": 0.25})]
-
-
 def test_a_heading_says_the_epoch_of_what_follows() -> None:
     """As Keras and PyTorch's tutorials print it. Other ranks have their own."""
     reader, bar = Reader(), b"9/9 [====] - 1s - loss: "
