@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from clusterctl.core import keys as core_keys
 from clusterctl.core.model import NAME_PATTERN, Cluster, Consent, Node, Phase, Reporter
@@ -195,6 +195,33 @@ def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
         except NodeUnreachable as error:
             error.cluster = cluster.name
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A cluster with its records and connections to its nodes, and who hears of progress."""
+
+    store: Store
+    cluster: Cluster
+    pool: Pool
+    report: Reporter
+    away: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that do not answer, and why."""
+
+    @property
+    def here(self) -> Cluster:
+        """The cluster without those."""
+        return self.cluster.drop_nodes(self.away)
+
+
+@contextmanager
+def connect_all(
+    store: Store, cluster: Cluster, report: Reporter, names: Sequence[str] | None = None
+) -> Iterator[Connected]:
+    """Connections to these nodes, or to all, as far as they answer."""
+    with open_pool(store, cluster) as pool:
+        names = [node.name for node in cluster.nodes] if names is None else names
+        yield Connected(store, cluster, pool, report, connect_or_report(pool, names, report))
 
 
 # -------------------------------------------------------------------------------------------------

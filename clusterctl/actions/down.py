@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from clusterctl.actions.jobs import Fetched
     from clusterctl.actions.shared_folder import BroughtFolder
 
-_ACT = {"down": "take the cluster down", "detach": "remove clusterctl's files from its machines"}
-"""What a verb does, in its questions."""
-
 
 @dataclass(frozen=True, slots=True)
 class DownResult:
@@ -104,16 +101,10 @@ def take_down(
             from clusterctl.actions import outputs  # most clusters are removed without
 
             if asks:
-                saved = outputs.save(store, cluster, living, report, ask, unfetched, _ACT[verb])
+                saved = outputs.save(store, cluster, living, report, ask, unfetched, result)
                 if saved is None:
                     return None
-                result = replace(
-                    result,
-                    jobs_cancelled=saved.cancelled,
-                    unfetched=saved.lost,
-                    fetched=saved.fetched,
-                    shared=saved.shared,
-                )
+                result = saved
             elif cluster.attached:
                 ended = outputs.end_jobs(store, cluster, report)
                 result = replace(result, jobs_cancelled=ended)

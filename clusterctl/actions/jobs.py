@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
+from clusterctl.actions.common import (
+    Connected,
+    check_name,
+    connect_all,
+    connect_or_report,
+    open_pool,
+    require_ready,
+)
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core.clock import NEVER, Deadline
@@ -297,12 +304,11 @@ def fetch(
     """Brings the job's outputs from all nodes that answer. NodeUnreachable if none does."""
     job = find_job(store, number, where)
     cluster = require_cluster(store, job)
-    with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, list_nodes(job, cluster), report)
-        got = fetch_from(store, job, cluster, pool, away, target, report=report)
+    with connect_all(store, cluster, report, list_nodes(job, cluster)) as at:
+        got = fetch_from(at, job, target)
         if len(got.missing) == len(list_rank_nodes(job, cluster)) and not got.brought.outputs:
             raise NodeUnreachable(
-                f"no node with outputs of job {number} answers: {'; '.join(away.values())}",
+                f"no node with outputs of job {number} answers: {'; '.join(at.away.values())}",
                 hint="check the nodes with `clusterctl status --live`;"
                 " `up` or `attach` repairs them",
                 transient=True,
@@ -310,19 +316,11 @@ def fetch(
         return got
 
 
-def fetch_from(
-    store: Store,
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    away: Mapping[str, str],
-    target: Path | None = None,
-    *,
-    report: Reporter,
-) -> Fetched:
+def fetch_from(at: Connected, job: Job, target: Path | None = None) -> Fetched:
     """Brings the job's outputs over these connections, by default into `job-N` here; those of nodes
-    that are `away`, or were made anew, as far as the launcher has copies: all of those that have
+    that are away, or were made anew, as far as the launcher has copies: all of those that have
     ended unused."""
+    store, cluster, pool, away = at.store, at.cluster, at.pool, at.away
     folder = target or Path(f"job-{job.id}")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint="choose a folder with --to")
@@ -336,12 +334,12 @@ def fetch_from(
     wanted, failed = found.outputs, found.failed
     if asks:
         try:
-            wanted += jobs_fetch.find_copies(job, cluster, pool, (*absent, *found.lost), report)
+            wanted += jobs_fetch.find_copies(job, cluster, pool, (*absent, *found.lost), at.report)
         except NodeUnreachable as error:
             failed += (error,)
     brought = jobs_fetch.Brought()
     if wanted:
-        brought = jobs_fetch.fetch(job, cluster, pool, wanted, folder, store.home, report)
+        brought = jobs_fetch.fetch(job, cluster, pool, wanted, folder, store.home, at.report)
     places = (output.place for output in brought.outputs)
     nodes = load_system(cluster.system).locate(job, cluster)
     records.note(store.home, job, nodes, folder, places)

@@ -7,15 +7,14 @@ import time
 from pathlib import Path
 
 from clusterctl.actions import shared_folder
-from clusterctl.actions.common import connect_or_report, open_pool
+from clusterctl.actions.common import Connected, connect_or_report, open_pool
 from clusterctl.actions.costs import describe_rate
 from clusterctl.actions.jobs import fetch_from, refresh_records
 from clusterctl.core.job import Job
-from clusterctl.core.model import Cluster, Phase, Reporter
+from clusterctl.core.model import Phase, Reporter
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.state.store import Store, find_launch_folder
-from clusterctl.transport.pool import Pool
 
 IDLE = 300.0
 """Seconds after which workers of a cloud end unused, without --idle: between `up` and the start of
@@ -69,32 +68,24 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
         wanted = [job for job in store.list_cluster_jobs(cluster) if not job.fetched]
         report(f"the program on cluster {name} has ended: fetching its outputs, then removing it")
         away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
+        at = Connected(store, cluster, pool, report, away)
         base = folder if folder.is_dir() else Path.cwd()
         for job in wanted:
-            _bring(store, job, cluster, pool, away, base, report)
+            _bring(at, job, base / f"job-{job.id}")
         if shared_folder.was_usable(store, cluster):
-            shared_folder.bring(cluster, pool, away, base, report)
+            shared_folder.bring(at, base)
     return True
 
 
-def _bring(
-    store: Store,
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    away: dict[str, str],
-    base: Path,
-    report: Reporter,
-) -> None:
+def _bring(at: Connected, job: Job, target: Path) -> None:
     """Raises the first error if not all of it has come."""
-    target = base / f"job-{job.id}"
-    got = fetch_from(store, job, cluster, pool, away, target, report=report)
+    got = fetch_from(at, job, target)
     if got.failed:
         raise got.failed[0]
     for node, why in got.missing.items():
         raise NodeUnreachable(
             f"outputs of job {job.id} are on {node}, which does not answer: {why}",
-            hint=f"`clusterctl down {cluster.name} --discard` removes the cluster without them",
+            hint=f"`clusterctl down {at.cluster.name} --discard` removes the cluster without them",
             transient=True,
         )
     if got.brought.kept:
@@ -103,4 +94,4 @@ def _bring(
             hint="move it away; the next command tries again",
         )
     files = count(len(got.brought.outputs), "file")
-    report(f"job {job.id} {job.state.value}: {files} in {target}")
+    at.report(f"job {job.id} {job.state.value}: {files} in {target}")

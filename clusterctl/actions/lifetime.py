@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clusterctl.actions import costs, outputs
 from clusterctl.actions.common import (
+    Connected,
     open_pool,
     open_store,
     require_machines,
@@ -221,8 +222,8 @@ def stop(
                 return None
             ended = outputs.end_jobs(store, cluster, report)
             with open_pool(store, cluster) as pool:
-                jobs = store.list_cluster_jobs(cluster)
-                outputs.save_logs(store, jobs, cluster, pool, report)
+                at = Connected(store, cluster, pool, report)
+                outputs.save_logs(at, store.list_cluster_jobs(cluster))
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask
         try:

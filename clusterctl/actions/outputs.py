@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.actions import shared_folder
-from clusterctl.actions.common import Unfetched, connect_or_report, open_pool
+from clusterctl.actions.common import Connected, Unfetched, connect_all
 from clusterctl.actions.costs import report_price
 from clusterctl.actions.jobs import Fetched, fetch_from, refresh_records
 from clusterctl.core.clock import Deadline
@@ -20,23 +21,19 @@ from clusterctl.jobs import control, fetch
 from clusterctl.jobs.follow import Follower, Interrupts, find_saved
 from clusterctl.jobs.records import is_complete
 from clusterctl.state.store import Store
-from clusterctl.transport.pool import Pool
+
+if TYPE_CHECKING:
+    from clusterctl.actions.down import DownResult
 
 NAMED = 5
 """Jobs that are named one by one."""
 
 
-def agree_blind(
-    cluster: Cluster,
-    jobs: Sequence[Job],
-    living: Collection[str] | None,
-    shares: bool,
-    unfetched: Unfetched,
-    act: str,
-    report: Reporter,
-) -> bool:
-    """Whether jobs may go of which nothing can be asked, for their launcher does not answer, and
-    with them the shared folder, if one was in use (`shares`)."""
+def _list_unseen(
+    cluster: Cluster, jobs: Sequence[Job], living: Collection[str] | None, shares: bool
+) -> list[str]:
+    """What may be lost of which nothing can be asked, for its launcher does not answer: outputs of
+    jobs, and the files of the shared folder, if one was in use (`shares`)."""
     lost = [
         job
         for job in jobs
@@ -47,33 +44,15 @@ def agree_blind(
     things = [f"the outputs of job {list_numbers(lost)}"] * bool(lost)
     if shares and (living is None or cluster.launcher.name in living):
         things.append(f"the files in the shared folder {cluster.shared}")
-    what = " and ".join(things)
-    lines = [f"cannot check {what}"] * bool(things)
-    return _agree(cluster, unfetched, lines, f"{act} and lose {what}?", report)
-
-
-def agree_to_lose(
-    cluster: Cluster, lines: Sequence[str], unfetched: Unfetched, act: str, report: Reporter
-) -> bool:
-    """Whether outputs (`lines`) may go. They need no word where they are fetched first."""
-    if unfetched.fetch:
-        return True
-    if len(lines) > 1 or unfetched.discard or unfetched.ask:  # else the error has the only one
-        for line in lines:
-            report(line)
-    return _agree(cluster, unfetched, lines, f"{act} and lose these files?", report)
+    return [f"cannot check {' and '.join(things)}"] * bool(things)
 
 
 def find_unfetched(
-    jobs: list[Job],
-    cluster: Cluster,
-    pool: Pool,
-    deadline: Deadline,
-    away: Collection[str] = (),
+    at: Connected, jobs: Sequence[Job], deadline: Deadline
 ) -> tuple[list[tuple[int, int]], dict[int, str]]:
     """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
-    those of which that is not known by the deadline, and why. Of nodes that are `away`, or were
-    made anew, the launcher's copies count."""
+    those of which that is not known by the deadline, and why. Of nodes that are away, or were made
+    anew, the launcher's copies count."""
     found: list[tuple[int, int]] = []
     unknown: dict[int, str] = {}
     for job in jobs:
@@ -84,12 +63,11 @@ def find_unfetched(
             continue
         try:
             there = fetch.find_outputs(
-                job, cluster, pool, timeout=min(fetch.LIST_TIMEOUT, deadline.left)
+                job, at.here, at.pool, timeout=min(fetch.LIST_TIMEOUT, deadline.left)
             )
-            gone = {place.node for place in job.placement if place.node in away}
-            copies = fetch.find_copies(
-                job, cluster, pool, gone.union(there.lost), lambda line: None
-            )
+            gone = {place.node for place in job.placement if place.node in at.away}
+            gone.update(there.lost)
+            copies = fetch.find_copies(job, at.here, at.pool, gone, lambda line: None)
             made = there.require_all() + copies
         except (ClusterctlError, OSError) as error:
             unknown[job.id] = describe_reason(error)
@@ -117,15 +95,18 @@ def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, st
     return lines
 
 
-def _agree(
-    cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], question: str, report: Reporter
-) -> bool:
-    """Whether outputs may be lost, as far as there are any (`lines`); UsageError where there is
-    nobody to ask."""
-    if not lines or unfetched.discard:
+def _agree(cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], report: Reporter) -> bool:
+    """Whether what these lines name may be lost, if anything; UsageError where there is nobody to
+    ask."""
+    if not lines:
+        return True
+    if len(lines) > 1 or unfetched.discard or unfetched.ask:  # else the error has the only one
+        for line in lines:
+            report(line)
+    if unfetched.discard:
         return True
     if unfetched.ask:
-        return unfetched.ask(question)
+        return unfetched.ask("continue, and lose these files?")
     if cluster.charges:
         report_price(cluster, report)
     raise UsageError(
@@ -135,15 +116,7 @@ def _agree(
     )
 
 
-def bring(
-    store: Store,
-    jobs: Sequence[Job],
-    cluster: Cluster,
-    pool: Pool,
-    away: Mapping[str, str],
-    unfetched: Unfetched,
-    report: Reporter,
-) -> list[Fetched]:
+def bring(at: Connected, jobs: Sequence[Job], unfetched: Unfetched) -> list[Fetched]:
     """Fetches what these jobs have made on nodes that answer, if that is asked for; returns what
     has come in full. Where that is not all of it, the first error keeps the cluster alive, unless
     the rest may go."""
@@ -155,12 +128,12 @@ def bring(
         if job.fetched:
             continue
         try:
-            got = fetch_from(store, store.read_job(job.id), cluster, pool, away, report=report)
+            got = fetch_from(at, at.store.read_job(job.id))
         except (ClusterctlError, OSError) as error:
             failed.append((job.id, error))
             continue
         if got.brought.outputs:
-            report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
+            at.report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
         troubles = list(got.failed)
         if kept := got.brought.kept:
             more = f", as {len(kept) - 1} more" if kept[1:] else ""
@@ -175,7 +148,7 @@ def bring(
             whole.append(got)
     named = failed if unfetched.discard else failed[1:]
     for number, trouble in named:
-        report(f"the outputs of job {number} cannot be fetched: {describe_reason(trouble)}")
+        at.report(f"the outputs of job {number} cannot be fetched: {describe_reason(trouble)}")
     if len(named) < len(failed):
         raise failed[0][1]
     return whole
@@ -195,56 +168,44 @@ SLICE = 2.0
 """Seconds that the log of a job gets at least, before it is the next one's turn."""
 
 
-def save_logs(
-    store: Store,
-    jobs: Sequence[Job],
-    cluster: Cluster,
-    pool: Pool,
-    report: Reporter,
-    limit: float = SAVE_LIMIT,
-    away: Collection[str] = (),
-) -> None:
+def save_logs(at: Connected, jobs: Sequence[Job], limit: float = SAVE_LIMIT) -> None:
     """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
-    for all of them; what is not saved is named. Of nodes that are `away`, the launcher's copies
+    for all of them; what is not saved is named. Of nodes that are away, the launcher's copies
     count."""
     deadline = Deadline(limit)
-    late = [job for job in jobs if not is_complete(store.locate_job_folder(job.id))]
+    late = [job for job in jobs if not is_complete(at.store.locate_job_folder(job.id))]
     # In turns: a log that takes all the time must not cost the others theirs.
     while late and not deadline.passed:
         turn, late = late, []
         for index, job in enumerate(turn):
             share = max(SLICE, deadline.left / (len(turn) - index))
-            gone = set(away) - find_saved(job, cluster, pool)
-            rest = cluster.drop_nodes(gone)
-            if not _save_log(store, job, rest, pool, min(share, deadline.left), report):
+            gone = set(at.away) - find_saved(job, at.cluster, at.pool)
+            rest = replace(at, cluster=at.cluster.drop_nodes(gone))
+            if not _save_log(rest, job, min(share, deadline.left)):
                 late.append(job)
     if late:
-        report(
+        at.report(
             f"the logs of job {list_numbers(late)} are incomplete: {limit:.0f} s were not enough"
         )
 
 
-def _save_log(
-    store: Store, job: Job, cluster: Cluster, pool: Pool, limit: float, report: Reporter
-) -> bool:
+def _save_log(at: Connected, job: Job, limit: float) -> bool:
     """Whether more time would bring no more of it."""
+    folder, launcher = at.store.locate_job_folder(job.id), at.cluster.launcher.name
     try:
         with (
             Interrupts() as interrupts,
             Follower(
-                store.read_job(job.id), cluster, pool, store.locate_job_folder(job.id), interrupts
+                at.store.read_job(job.id), at.cluster, at.pool, folder, interrupts
             ) as follower,
         ):
             for _ in follower.read_batches(until_ended=False, replay=False, limit=limit):
                 pass
-            if cluster.launcher.name in follower.lost:
-                report(
-                    f"the logs of job {job.id} may be incomplete: {cluster.launcher.name} does not"
-                    " answer"
-                )
+            if launcher in follower.lost:
+                at.report(f"the logs of job {job.id} may be incomplete: {launcher} does not answer")
             return not follower.cut_short
     except (ClusterctlError, OSError) as error:
-        report(f"the logs of job {job.id} could not be saved: {describe_reason(error)}")
+        at.report(f"the logs of job {job.id} could not be saved: {describe_reason(error)}")
         return True
 
 
@@ -263,18 +224,6 @@ END_LIMIT = 40.0
 """Seconds for ending jobs: somewhat more than one needs where a node does not answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """What became of the cluster's jobs."""
-
-    cancelled: tuple[int, ...] = ()
-    lost: tuple[tuple[int, int], ...] = ()
-    """Jobs with outputs that go unfetched, and how many bytes they are."""
-    fetched: tuple[Fetched, ...] = ()
-    shared: shared_folder.BroughtFolder | None = None
-    """The copy of the shared folder that was made here."""
-
-
 def save(
     store: Store,
     cluster: Cluster,
@@ -282,10 +231,11 @@ def save(
     report: Reporter,
     ask: Consent,
     unfetched: Unfetched,
-    act: str,
-) -> Saved | None:
-    """Ends running jobs, copies logs, and does with outputs as `unfetched` says. Nodes that do not
-    answer lose their part, and it is said. `living`: those that are not gone for good; None: all.
+    result: DownResult,
+) -> DownResult | None:
+    """Ends running jobs, copies logs, and does with outputs as `unfetched` says; returns the result
+    with what became of them, None where somebody said no. Nodes that do not answer lose their part,
+    and it is said. `living`: those that are not gone for good; None: all.
     """
     # On machines that are not ours jobs would run on: ending those has no deadline.
     jobs = store.list_cluster_jobs(cluster)
@@ -294,56 +244,54 @@ def save(
     look = deadline.limit(LOOK_LIMIT)
     shares = shared_folder.was_usable(store, cluster)
     if not (jobs or shares):
-        return Saved()
-
-    def agree_unseen() -> Saved | None:
-        agreed = agree_blind(cluster, jobs, living, shares, unfetched, act, report)
-        return Saved() if agreed else None
-
+        return result
+    unseen = _list_unseen(cluster, jobs, living, shares)
     if cluster.phase is Phase.STOPPED:
         report(
             f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
         )
-        return agree_unseen()
-    with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
-        for name, why in away.items():
+        return result if _agree(cluster, unfetched, unseen, report) else None
+    with connect_all(store, cluster, report) as at:
+        for name, why in at.away.items():
             report(f"files on {name} cannot be saved: {why}")
-        here = cluster.drop_nodes(away)
-        if all(node.role is Role.WORKER for node in here.nodes):
-            return agree_unseen()
+        if all(node.role is Role.WORKER for node in at.here.nodes):
+            return result if _agree(cluster, unfetched, unseen, report) else None
         try:
             going = [job for job in jobs if not job.state.ended]
-            fresh = refresh_records(store, going, here, pool, deadline=look)
+            fresh = refresh_records(store, going, at.here, at.pool, deadline=look)
             jobs = [fresh.get(job.id, job) for job in jobs]
         except (ClusterctlError, OSError) as error:
             report(f"not everything can be saved: {describe_reason(error)}")
-        found, unknown = find_unfetched(jobs, here, pool, look, away)
+        found, unknown = find_unfetched(at, jobs, look)
         loss = describe_loss(found, unknown)
         if shares:
-            there = shared_folder.look(cluster, pool, away, look.left)
-            loss += filter(None, [there.text])
+            loss += filter(None, [shared_folder.look(at, look.left).text])
         running = [job for job in jobs if not job.state.ended]
         with deadline.pause():
             if running and not ask(f"job {list_numbers(running)} is still running; end it?"):
                 return None
-            if not agree_to_lose(cluster, loss, unfetched, act, report):
+            if not (unfetched.fetch or _agree(cluster, unfetched, loss, report)):
                 return None
         limit = deadline.limit(END_LIMIT + saving if not cluster.attached else math.inf)
-        cancelled = _cancel(store, running, here, pool, limit, report)
-        save_logs(store, jobs, cluster, pool, report, min(SAVE_LIMIT, deadline.left), away)
-        fetched = bring(store, jobs, cluster, pool, away, unfetched, report)
+        cancelled = _cancel(at, running, limit)
+        save_logs(at, jobs, min(SAVE_LIMIT, deadline.left))
+        fetched = bring(at, jobs, unfetched)
         shared = None
         if shares and unfetched.fetch:
             try:
-                shared = shared_folder.bring(cluster, pool, away, Path(), report)
+                shared = shared_folder.bring(at, Path())
             except ClusterctlError as error:
                 if not unfetched.discard:
                     raise
                 report(describe_reason(error))
     brought = {got.job for got in fetched}
-    still = tuple((number, size) for number, size in found if number not in brought)
-    return Saved(cancelled=cancelled, lost=still, fetched=tuple(fetched), shared=shared)
+    return replace(
+        result,
+        jobs_cancelled=cancelled,
+        unfetched=tuple((number, size) for number, size in found if number not in brought),
+        fetched=tuple(fetched),
+        shared=shared,
+    )
 
 
 def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...]:
@@ -353,38 +301,29 @@ def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...
     if not jobs:
         return ()
     ended: list[int] = []
-    with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, [node.name for node in cluster.nodes], report)
-        here = cluster.drop_nodes(away)
+    with connect_all(store, cluster, report) as at:
         for job in jobs:
             try:
-                if cluster.launcher.name in away:
-                    control.kill_processes(job, cluster, pool)
+                if cluster.launcher.name in at.away:
+                    control.kill_processes(job, cluster, at.pool)
                 else:
-                    store.save_job(control.cancel(job, here, pool, report))
+                    store.save_job(control.cancel(job, at.here, at.pool, report))
                     ended.append(job.id)
             except (ClusterctlError, OSError) as error:
                 report(f"job {job.id} could not be ended cleanly: {describe_reason(error)}")
     return tuple(ended)
 
 
-def _cancel(
-    store: Store,
-    jobs: list[Job],
-    cluster: Cluster,
-    pool: Pool,
-    deadline: Deadline,
-    report: Reporter,
-) -> tuple[int, ...]:
+def _cancel(at: Connected, jobs: list[Job], deadline: Deadline) -> tuple[int, ...]:
     """Ends these jobs, all at the same time; returns those that have ended. Names those that have
     not by the deadline."""
     if jobs:
-        report(f"ending job {list_numbers(jobs)}")
+        at.report(f"ending job {list_numbers(jobs)}")
     failed: dict[int, str] = {}
     for job in jobs:
         if not deadline.passed:
             try:
-                control.ask_to_end(job, cluster, pool, deadline)
+                control.ask_to_end(job, at.here, at.pool, deadline)
             except (ClusterctlError, OSError) as error:
                 failed[job.id] = describe_reason(error)
     ended, late = list[int](), list[Job]()
@@ -392,17 +331,17 @@ def _cancel(
         if job.id in failed:
             continue
         try:
-            done = control.wait_for_end(job, cluster, pool, deadline, report)
+            done = control.wait_for_end(job, at.here, at.pool, deadline, at.report)
             if done.state.ended:
-                store.save_job(done)
+                at.store.save_job(done)
                 ended.append(job.id)
             else:
                 late.append(job)
         except (ClusterctlError, OSError) as error:
             failed[job.id] = describe_reason(error)
     for number, why in failed.items():
-        report(f"job {number} could not be ended cleanly: {why}")
+        at.report(f"job {number} could not be ended cleanly: {why}")
     if late:
         numbers, seconds = list_numbers(late), f"{deadline.seconds:.0f} s"
-        report(f"job {numbers} did not end within {seconds}: removing the machines anyway")
+        at.report(f"job {numbers} did not end within {seconds}: removing the machines anyway")
     return tuple(ended)

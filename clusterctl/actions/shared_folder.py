@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.core.model import Cluster, NodeResult, Phase, Reporter
+from clusterctl.actions.common import Connected
+from clusterctl.core.model import Cluster, NodeResult, Phase
 from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.state.store import Store
-from clusterctl.transport.pool import Pool
 
 LOOK_TIMEOUT = 60.0
 SLOWEST = 2e6
@@ -55,15 +54,16 @@ def was_usable(store: Store, cluster: Cluster) -> bool:
     return any(event.get("event") in ("ready", "adopted") for event in past)
 
 
-def look(cluster: Cluster, pool: Pool, away: Mapping[str, str], limit: float) -> Contents:
+def look(at: Connected, limit: float) -> Contents:
     """Counts what is in it, on the launcher; within `limit` seconds."""
+    cluster, away = at.cluster, at.away
     launcher, why = cluster.launcher.name, "there was no time to look"
     what = f"the shared folder {cluster.shared}"
     if launcher in away:
         why = f"{launcher} does not answer: {away[launcher]}"
     elif limit > 0:
         command = _COUNT.format(folder=shlex.quote(cluster.shared), mark=_MARK)
-        [result] = pool.run(command, [launcher], timeout=min(LOOK_TIMEOUT, limit))
+        [result] = at.pool.run(command, [launcher], timeout=min(LOOK_TIMEOUT, limit))
         if found := _ANSWER.search(result.text):
             files, size = int(found[1]), int(found[2])
             text = f"{what} has {count(files, 'file')}: {format_bytes(size)}" if files else ""
@@ -72,14 +72,13 @@ def look(cluster: Cluster, pool: Pool, away: Mapping[str, str], limit: float) ->
     return Contents(f"{what} may have files: {why}")
 
 
-def bring(
-    cluster: Cluster, pool: Pool, away: Mapping[str, str], base: Path, report: Reporter
-) -> BroughtFolder | None:
+def bring(at: Connected, base: Path) -> BroughtFolder | None:
     """Copies all of it into a new folder `shared-NAME` below `base`; None if there is nothing.
 
     Raises NodeUnreachable, ProviderError where not all of it has come.
     """
-    there = look(cluster, pool, away, LOOK_TIMEOUT)
+    cluster, report = at.cluster, at.report
+    there = look(at, LOOK_TIMEOUT)
     if there.files is None:
         raise NodeUnreachable(
             there.text,
@@ -93,9 +92,9 @@ def bring(
     limit = 3600 + there.size / SLOWEST
 
     def copy(node: str) -> NodeResult:
-        return pool.find_transport(node).get(cluster.shared, target, timeout=limit)
+        return at.pool.find_transport(node).get(cluster.shared, target, timeout=limit)
 
-    [result] = pool.call_each(copy, [cluster.launcher.name])
+    [result] = at.pool.call_each(copy, [cluster.launcher.name])
     if result.error:
         raise ProviderError(
             f"the shared folder {cluster.shared} could not be copied: {result.error}",

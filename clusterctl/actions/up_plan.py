@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
-from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_owned
+from clusterctl.actions.common import (
+    Connected,
+    check_name,
+    connect_or_report,
+    open_pool,
+    require_owned,
+)
 from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import (
@@ -81,14 +87,15 @@ def confirm_removal(
         away = connect_or_report(pool, used, report)
         for name, why in away.items():
             report(f"files on {name} cannot be saved: {why}")
-        here = old.drop_nodes(away)
-        going = replace(here, nodes=tuple(n for n in here.nodes if n.name in names))
+        at = Connected(store, old, pool, report, away)
+        going = tuple(node for node in at.here.nodes if node.name in names)
+        leaving = Connected(store, replace(old, nodes=going), pool, report)
         look = Deadline(outputs.LOOK_LIMIT)
         jobs = [fresh.get(job.id, job) for job in jobs]
-        for line in outputs.describe_loss(*outputs.find_unfetched(jobs, going, pool, look)):
+        for line in outputs.describe_loss(*outputs.find_unfetched(leaving, jobs, look)):
             report(line)
         _ask(old, names, consent)
-        outputs.save_logs(store, jobs, old, pool, report, away=away)
+        outputs.save_logs(at, jobs)
 
 
 def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:

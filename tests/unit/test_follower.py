@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.actions.common import open_store
+from clusterctl.actions.common import Connected, open_store
 from clusterctl.actions.outputs import save_logs
 from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
@@ -163,7 +163,8 @@ def test_down_saves_logs_and_goes_on(site: Site, append_for_ever: Callable[[Path
     (jobs / "9" / "out" / "rank-0.out").write_bytes(b"small\n")
     said: list[str] = []
     with Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool:
-        save_logs(store, store.list_jobs(), site.cluster, pool, said.append, limit=8.0)
+        at = Connected(store, site.cluster, pool, said.append)
+        save_logs(at, store.list_jobs(), limit=8.0)
     assert said == ["the logs of job 8 are incomplete: 8 s were not enough"]
     copy = Path("out", "worker-1", "rank-0.out")
     assert (store.locate_job_folder(9) / copy).read_bytes() == b"small\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.actions.common import Connected
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.actions.outputs import save_logs
 from clusterctl.batch import direct
@@ -314,7 +315,7 @@ def fetch(site: Staged, target: Path) -> Fetched:
     gone = dict.fromkeys(("worker-1", "worker-2"), "no route to host")
     with site.pool() as pool:
         job = site.store.read_job(7)
-        return fetch_from(site.store, job, site.where, pool, gone, target, report=lambda line: None)
+        return fetch_from(Connected(site.store, site.where, pool, print, gone), job, target)
 
 
 def test_a_whole_copy_outlives_one_that_breaks_off(site: Staged, tmp_path: Path) -> None:
@@ -336,7 +337,8 @@ def test_all_outputs_and_logs_are_on_the_launcher(site: Staged, tmp_path: Path) 
     assert got == {"worker-1/small.txt": 7, "worker-2/deep/large 1.bin": direct.SMALL + 5}
     away = dict.fromkeys(("worker-1", "worker-2"), "")
     with site.pool() as pool:
-        save_logs(site.store, [site.store.read_job(7)], site.where, pool, print, 20.0, away)
+        at = Connected(site.store, site.where, pool, print, away)
+        save_logs(at, [site.store.read_job(7)], 20.0)
     logs = site.store.locate_job_folder(7)
     assert is_complete(logs)
     said = {p.node: p.data for pieces in read_stored(logs) for p in pieces}
