@@ -331,8 +331,6 @@ def _make_text(option: Option[Any], value: Any) -> Any:
     """The value as text, as on the command line."""
     if value is None or option.is_flag:
         return value and bool(value)
-    if option.alone and isinstance(value, bool):
-        return option.alone if value else None
     if isinstance(value, timedelta):
         value = f"{value.total_seconds():g}s"
     items = [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.actions import costs
 from clusterctl.actions.common import Unfetched, check_name
@@ -96,27 +96,27 @@ def take_down(
         asks = bool(cluster.nodes) and cluster.phase is not Phase.DELETING and not force
         if asks:
             store.check_jobs(cluster)
-        result = DownResult(name)
+        saved: dict[str, Any] = {}
         if cluster.shared or store.list_cluster_jobs(cluster):
             from clusterctl.actions import outputs  # most clusters are removed without
 
             if asks:
-                saved = outputs.save(store, cluster, living, report, ask, unfetched, result)
-                if saved is None:
+                kept = outputs.save(store, cluster, living, report, ask, unfetched)
+                if kept is None:
                     return None
-                result = saved
+                saved = kept
             elif cluster.attached:
-                ended = outputs.end_jobs(store, cluster, report)
-                result = replace(result, jobs_cancelled=ended)
+                saved = {"jobs_cancelled": outputs.end_jobs(store, cluster, report)}
         cluster = finish_down(store, cluster, report, force=force)
     now = time.time()
-    return replace(
-        result,
+    return DownResult(
+        name,
         nodes=len(cluster.nodes),
         hours=(now - cluster.created) / 3600,
         receipt=cost.make_receipt(cluster.charges, now),
         dollars=cost.sum_dollars(cluster.charges, now),
         provider=cluster.spec.provider,
+        **saved,
     )
 
 

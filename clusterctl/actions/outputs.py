@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from clusterctl.actions import shared_folder
 from clusterctl.actions.common import Connected, Unfetched, connect_all
@@ -21,9 +21,6 @@ from clusterctl.jobs import control, fetch
 from clusterctl.jobs.follow import Follower, Interrupts, find_saved
 from clusterctl.jobs.records import is_complete
 from clusterctl.state.store import Store
-
-if TYPE_CHECKING:
-    from clusterctl.actions.down import DownResult
 
 NAMED = 5
 """Jobs that are named one by one."""
@@ -231,11 +228,10 @@ def save(
     report: Reporter,
     ask: Consent,
     unfetched: Unfetched,
-    result: DownResult,
-) -> DownResult | None:
-    """Ends running jobs, copies logs, and does with outputs as `unfetched` says; returns the result
-    with what became of them, None where somebody said no. Nodes that do not answer lose their part,
-    and it is said. `living`: those that are not gone for good; None: all.
+) -> dict[str, Any] | None:
+    """Ends running jobs, copies logs, and does with outputs as `unfetched` says; returns what
+    became of them as fields of a DownResult, None where somebody said no. Nodes that do not answer
+    lose their part, and it is said. `living`: those that are not gone for good; None: all.
     """
     # On machines that are not ours jobs would run on: ending those has no deadline.
     jobs = store.list_cluster_jobs(cluster)
@@ -244,18 +240,18 @@ def save(
     look = deadline.limit(LOOK_LIMIT)
     shares = shared_folder.was_usable(store, cluster)
     if not (jobs or shares):
-        return result
+        return {}
     unseen = _list_unseen(cluster, jobs, living, shares)
     if cluster.phase is Phase.STOPPED:
         report(
             f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
         )
-        return result if _agree(cluster, unfetched, unseen, report) else None
+        return {} if _agree(cluster, unfetched, unseen, report) else None
     with connect_all(store, cluster, report) as at:
         for name, why in at.away.items():
             report(f"files on {name} cannot be saved: {why}")
         if all(node.role is Role.WORKER for node in at.here.nodes):
-            return result if _agree(cluster, unfetched, unseen, report) else None
+            return {} if _agree(cluster, unfetched, unseen, report) else None
         try:
             going = [job for job in jobs if not job.state.ended]
             fresh = refresh_records(store, going, at.here, at.pool, deadline=look)
@@ -285,13 +281,12 @@ def save(
                     raise
                 report(describe_reason(error))
     brought = {got.job for got in fetched}
-    return replace(
-        result,
-        jobs_cancelled=cancelled,
-        unfetched=tuple((number, size) for number, size in found if number not in brought),
-        fetched=tuple(fetched),
-        shared=shared,
-    )
+    return {
+        "jobs_cancelled": cancelled,
+        "unfetched": tuple((number, size) for number, size in found if number not in brought),
+        "fetched": tuple(fetched),
+        "shared": shared,
+    }
 
 
 def end_jobs(store: Store, cluster: Cluster, report: Reporter) -> tuple[int, ...]:

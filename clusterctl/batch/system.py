@@ -83,7 +83,7 @@ class BatchSystem(ABC):
         not fit."""
         for option in spec.particular:  # a stored job may have been made for another cluster
             if limit := find_limit("run", option, (cluster.system, spec.launcher)):
-                hint = limit.suggest_instead((cluster.system,))
+                hint = limit.hint
                 raise UsageError(f"{option} {limit.says}", hint=hint)
         if spec.launcher not in self.launchers:
             raise UsageError(

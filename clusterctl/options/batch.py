@@ -34,16 +34,11 @@ class BatchOptions:
     """How to ask for slots, where those are allocated, not nodes."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """By option of `passed`: where else it has no effect."""
-    instead: Mapping[str, str] = field(default_factory=dict)
-    """By option of another batch system: what to write here."""
 
 
 def _read_slots(words: list[str], option: str) -> str:
     return f"{words[0]} {at_least_one(words[1], option)}"
 
-
-_GPUS = "-l gpu=N, or the name that your site uses"
-_MEMORY = "-l h_vmem=SIZE (for each slot)"
 
 BATCH_SYSTEMS = {
     "slurm": BatchOptions(
@@ -69,14 +64,6 @@ BATCH_SYSTEMS = {
         },
         sizes=("-pe",),
         slots="request slots with -pe NAME SLOTS",
-        instead={
-            "--cpus-per-task": "-pe NAME SLOTS with --ranks N",
-            "--gpus": _GPUS,
-            "--gpus-per-node": _GPUS,
-            "--mem": _MEMORY,
-            "--mem-per-cpu": _MEMORY,
-            "--partition": "--queue NAME",
-        },
     ),
 }
 """The row that makes a batch system known. By the same name, `batch` has the module NAME with a

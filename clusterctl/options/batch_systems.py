@@ -30,8 +30,8 @@ ONLY = Limit(
 TERMINAL = ONLY._replace(hint="`clusterctl ssh` opens a shell on a node of this cluster")
 NODES = Limit(
     f"has no effect with {_join_titles(tuple(_SLOTS))}, which allocates slots",
+    "; ".join(_SLOTS.values()),
     only=frozenset({"direct", *BATCH_SYSTEMS}.difference(_SLOTS)),
-    instead=_SLOTS,
 )
 RANKS = Limit(
     f"has no effect with --interactive on {_join_titles(tuple(_SLOTS), 'or')}",
@@ -40,11 +40,8 @@ RANKS = Limit(
 )
 NOT_MOUNTED = Limit(
     "works only with `up`: nothing is mounted on machines that are attached",
-    "leave it out, and mount a folder of your own on all hosts",
+    "leave it out, and use a folder that the machines share already",
     only=frozenset(),
-    instead=dict.fromkeys(
-        BATCH_SYSTEMS, "leave it out: the nodes of a site share the folder of --workdir already"
-    ),
 )
 
 GROUP = Group(f"Batch systems ({_join_titles(ALL)})", (ONLY, kinds.STAGED))
@@ -57,10 +54,7 @@ def _make_group(word: str) -> Group:
     """Of an option that only some batch systems have."""
     rows = {name: row for name, row in BATCH_SYSTEMS.items() if word in row.passed}
     titles = _join_titles(tuple(rows))
-    instead = {
-        name: row.instead[word] for name, row in BATCH_SYSTEMS.items() if word in row.instead
-    }
-    limit = Limit(f"works only with {titles}", only=frozenset(rows), instead=instead)
+    limit = Limit(f"works only with {titles}", only=frozenset(rows))
     more = [row.limits[word] for row in rows.values() if word in row.limits]
     return Group(GROUP.heading, (limit, *more), True, f"Passed to {titles}")
 

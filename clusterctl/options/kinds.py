@@ -77,25 +77,19 @@ LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
 
 class Limit(NamedTuple):  # every command loads it: a dataclass takes twice the time
     """`only`: one of these circumstances has to hold; None: any will do. `never`: none of these
-    may. `says` goes on after the option's name; `instead` is the hint by circumstance, where one is
-    better than `hint`. `owner`: the provider whose option it is; others share it by their row."""
+    may. `says` goes on after the option's name. `owner`: the provider whose option it is; others
+    share it by their row."""
 
     says: str
     hint: str = LEAVE_OUT
     only: frozenset[str] | None = None
     never: frozenset[str] = frozenset()
-    instead: Mapping[str, str] = MappingProxyType({})
     owner: str = ""
 
     def holds(self, circumstances: Collection[str]) -> bool:
         """Whether the option means something in these."""
         wanted = self.only is None or not self.only.isdisjoint(circumstances)
         return wanted and self.never.isdisjoint(circumstances)
-
-    def suggest_instead(self, circumstances: Collection[str]) -> str:
-        """What to do about it."""
-        found = (text for word, text in self.instead.items() if word in circumstances)
-        return next(found, self.hint)
 
     def name_providers(self, flag: str) -> Limit:
         """As it holds for that option: `{titles}` and `{names}` are its providers."""
@@ -177,7 +171,6 @@ class Option(Generic[T]):
     Args:
         named: How the help names a value where `metavar` does not.
         empty: The value where none is given.
-        alone: The value of one that may stand without a value, as a flag does.
         many: May be repeated; `words`: how many words a value has.
         env: A variable beside the usual CLUSTERCTL_VERB_OPTION.
         settable: Whether settings may have it. What says what one command line does is no default.
@@ -193,7 +186,6 @@ class Option(Generic[T]):
         named: str = "",
         empty: T,
         check: ReadValue = lambda text, option: text,
-        alone: str = "",
         many: bool = False,
         words: int = 1,
         limits: Limit | tuple[Limit, ...] | None = None,
@@ -202,7 +194,6 @@ class Option(Generic[T]):
     ) -> None:
         self.flags = tuple(flags.split())
         self.group, self.empty, self.check = group, empty, check
-        self.alone = alone
         self.metavar, self.many, self.words, self.env = metavar or named, many, words, env
         declared = group.limits if limits is None else limits
         declared = (declared,) if isinstance(declared, Limit) else declared
@@ -450,9 +441,7 @@ class Verb:
                 continue
             why = failing.says + (f"; {place}" if place and failing.only else "")
             if key in self.typed:
-                raise UsageError(
-                    f"{option.flag} {why}", hint=failing.suggest_instead(circumstances)
-                )
+                raise UsageError(f"{option.flag} {why}", hint=failing.hint)
             if self.settings[key]:
                 note(f"ignoring {self.settings[key]}: it {why}")
             found.values[key] = option.empty
@@ -607,16 +596,11 @@ def _read_variable(name: str, text: str, option: Option[Any]) -> Any:
     if option.many:
         return tuple(text.split(option.separator))
     word = text.strip().lower()
-    if (option.is_flag or option.alone) and word in (*_TRUE, *_FALSE):
-        return _make_flag(option, word in _TRUE)
+    if option.is_flag and word in (*_TRUE, *_FALSE):
+        return word in _TRUE
     if option.is_flag:
         raise UsageError(f"{name}={text}: expected true or false", hint=f"{name}=1, or unset it")
     return text
-
-
-def _make_flag(option: Option[Any], given: bool) -> Any:
-    """Of one that stands without a value: as the command line would have it."""
-    return (option.alone or True) if given else None if option.alone else False
 
 
 def _read_variables(verbs: OptionsByVerb) -> Iterator[tuple[str, str, Setting]]:
@@ -661,9 +645,9 @@ def _make_value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
         if isinstance(found, list) and all(isinstance(item, str) for item in found):
             return tuple(found)
         wanted = "a string or a list of strings"
-    elif option.is_flag or (option.alone and isinstance(value, bool)):
+    elif option.is_flag:
         if isinstance(value, bool):
-            return _make_flag(option, value)
+            return value
         wanted = "true or false"
     else:
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):

@@ -10,5 +10,4 @@ OPTIONS = BatchOptions(
     emits="oarsub",
     passed={"--property": text, "--queue": text},  # Grid Engine has a --queue, too
     short={"-r": "--time"},
-    instead={"--constraint": "--property EXPRESSION"},
 )

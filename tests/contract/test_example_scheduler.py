@@ -109,7 +109,6 @@ def test_its_options_and_those_of_others_are_held_apart(
     assert [code for code, _, _ in refused] == [0, 2, 2, 2]
     complaints = refused[0][2]
     assert "--constraint works only with Slurm" in complaints
-    assert "--property EXPRESSION" in complaints
     assert "--gres works only with Slurm" in complaints
     assert "did you mean --time?" in complaints
     assert "specify --hosts, --slurm, --sge or --oar" in complaints
