@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 from importlib import import_module
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 from . import processes
 
@@ -69,14 +69,15 @@ def parse_rows(text: str) -> Dict[str, str]:
 # What is known about jobs.
 
 
-def survey(system: str, numbers: Sequence[str]) -> Iterator[str]:
-    """In the root of the login node. For each job: `@@job N NATIVE`, its state file, and
+def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
+    """In that folder of the login node. For each job: `@@job N NATIVE`, its state file, and
     `queue STATE|REASON` where the queue was asked after the state was last written, or
     `gone STATE|CODE|REASON|WHEN`, or `unsubmitted WHEN` where nobody hands it in any more. Before
     them, `@@silent AGE|WHY` where the queue does not answer: the age is its last answer's. Nothing
     is started for a job that the queue has."""
     from . import tasks
 
+    os.chdir(root)
     module = load(system)
     rows, asked = _ask(module)
     if os.path.exists("queue.silent"):

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import attend, messages, processes
 from .attend import NodeAnswer
@@ -365,9 +365,9 @@ class Supervisor:
             if int(name) == self._id or is_alive(folder):
                 continue
             # By the agent that it was started with; before there was one, by a script.
-            for words in (["./agent.sh", "clean"], ["./clean.sh"]):
-                if os.path.exists(os.path.join(folder, words[0])):
-                    start_aside(folder, "clean.log", ["/bin/sh", *words]).wait()
+            for words in (_CLEAN, ["/bin/sh", "./clean.sh"]):
+                if os.path.exists(os.path.join(folder, words[1])):
+                    start_aside(folder, words).wait()
                     break
             else:
                 processes.remove(os.path.join(self._active, name))
@@ -1094,16 +1094,18 @@ def release(job: str, number: int, ranks: Ranks) -> None:
 # What a client asks on the launcher.
 
 
-def start_aside(job: str, log: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+_CLEAN = ["/bin/sh", "./agent.sh", "clean"]
+
+
+def start_aside(job: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Starts what outlives this program, in the job's folder."""
-    with open(os.path.join(job, log), "ab") as file:
+    with open(os.path.join(job, "clean.log"), "ab") as file:
         return subprocess.Popen(
             command,
             cwd=job,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env={name: value for name, value in os.environ.items() if name != "CLUSTERCTL_JOB"},
             start_new_session=True,
         )
 
@@ -1139,10 +1141,10 @@ def _become_supervisor(job: str) -> None:
         os._exit(code)
 
 
-def tell_status(job: str, command: Sequence[str], limit: float) -> str:
+def tell_status(job: str, limit: float) -> str:
     """The state of the job; `absent` if it was never handed in. A supervisor that died has not
-    written `ended`: `command` cleans up behind it, and is waited for so many seconds. The lock is
-    looked at first: the supervisor may end, and say so, between the two."""
+    written `ended`: the clean-up behind it is waited for so many seconds. The lock is looked at
+    first: the supervisor may end, and say so, between the two."""
     path, dead = os.path.join(job, "state"), ""
     if not is_alive(job):
         said = processes.read(path).decode(errors="replace")
@@ -1151,23 +1153,23 @@ def tell_status(job: str, command: Sequence[str], limit: float) -> str:
             lines = [f"stop {time.time():.0f} {stop}"] if stop else []
             return "\n".join([*lines, f"absent {time.time():.0f}"]) + "\n"
         if not re.search("^(ended|dead) ", said, re.MULTILINE):
-            cleaner = start_aside(job, "clean.log", command)
+            cleaner = start_aside(job, _CLEAN)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 cleaner.wait(limit)
             dead = "" if is_alive(job) else f"dead {time.time():.0f}\n"
     return processes.read(path).decode(errors="replace") + dead
 
 
-def cancel(job: str, command: Sequence[str]) -> None:
+def cancel(job: str) -> None:
     """Leaves word for the supervisor, also for one that is about to start, and returns. Where it is
-    dead, `command` ends the job."""
+    dead, another process ends the job."""
     with contextlib.suppress(OSError), open(os.path.join(job, "stop"), "w") as file:
         file.write("cancelled\n")  # unless the disk is full
     if is_alive(job):
         pid = processes.read(os.path.join(job, "supervisor.pid")).strip()
         processes.send(int(pid) if pid.isdigit() else 0, CANCEL)
     elif processes.read(os.path.join(job, "state")):
-        start_aside(job, "clean.log", command)
+        start_aside(job, _CLEAN)
 
 
 def _do_each(work: Callable[[Any], None], items: Sequence[Any]) -> None:
@@ -1185,19 +1187,20 @@ def read_copies_note(job: str, name: str) -> Optional[messages.CopiesNote]:
     return messages.read(messages.CopiesNote, json.loads(note.decode())) if note else None
 
 
-def list_copies(job: str, names: Sequence[str]) -> Iterator[bytes]:
-    """`0 TIME NODE` for each of these nodes that there are copies of, `COUNT BYTES -` if that many
-    of its outputs were left out, and then `SIZE MTIME ./PATH` for each copy."""
+def list_copies(job: str, out: IO[bytes], *names: str) -> None:
+    """Writes `0 TIME NODE` for each of these nodes that there are copies of, `COUNT BYTES -` if
+    that many of its outputs were left out, and then `SIZE MTIME ./PATH` for each copy, with a NUL
+    behind each."""
     from . import outputs
 
     for name in names:
         note = read_copies_note(job, name)
         if not note:
             continue
-        yield f"0 {note.time} {name}".encode()
+        out.write(f"0 {note.time} {name}\0".encode())
         count, size = note.left
         if count:
-            yield f"{count} {size} -".encode()
+            out.write(f"{count} {size} -\0".encode())
         for entry in outputs.walk(os.path.join(job, "mirror", name)):
             numbers = f"{entry.size} {entry.modified / 1e9:.9f} ./".encode()
-            yield numbers + os.fsencode(entry.path)
+            out.write(numbers + os.fsencode(entry.path) + b"\0")

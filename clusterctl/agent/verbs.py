@@ -6,177 +6,88 @@ import json
 import os
 import sys
 import time
-from typing import Callable, Dict, List, Sequence
+from importlib import import_module
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Union
 
 from . import messages, outputs, processes
 from .processes import Processes
 
 AWAITED = 3600.0
 """Seconds after which a wait begins anew."""
-SHOWN = ("show", "show_gpus", "show_moves", "show_stacks", "show_use")
-"""Verbs that are functions of views.py and stacks.py."""
 STARTING = 3600.0
 """Seconds in which a job is started with the agent that was just put there."""
 
 
-def _command(verb: str, job: str) -> List[str]:
-    """This agent again, in a process of its own."""
-    return [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), verb, job]
-
-
-def _read_tag(job: str) -> str:
-    """What the environment of each of its processes has."""
-    return processes.read(os.path.join(job, "tag")).decode()
-
-
-# ------------------------------------------------------------------------------- on the launcher
-
-
-def _submit(job: str) -> None:
+def _load(job: str) -> Any:
     from . import supervise
 
-    sys.stdout.write(supervise.submit(job))
+    return supervise.load(job)
 
 
-def _status(job: str, limit: str) -> None:
-    from . import supervise
-
-    sys.stdout.write(supervise.tell_status(job, _command("clean", job), float(limit)))
-
-
-def _cancel(job: str) -> None:
-    from . import supervise
-
-    supervise.cancel(job, _command("clean", job))
+def _save(job: str, *names: str) -> List[str]:
+    """The nodes whose files are not all on the launcher then."""
+    saved: List[str] = _load(job).save(names)
+    return saved
 
 
-def _save(job: str, *names: str) -> None:
-    """Prints the nodes whose files are not all on the launcher then."""
-    from . import supervise
-
-    for name in supervise.load(job).save(names):
-        print(name)
-
-
-def _mirrored(job: str, *names: str) -> None:
-    from . import supervise
-
-    for item in supervise.list_copies(job, names):
-        sys.stdout.buffer.write(item + b"\0")
-
-
-def _points(job: str) -> None:
-    from . import supervise
-
-    sys.exit(not supervise.load(job).run_points())
-
-
-def _clean(job: str) -> None:
-    from . import supervise
-
-    supervise.load(job).clean()
-
-
-# ------------------------------------------------------------------------------- batch systems
-
-
-def _survey(root: str, system: str, *numbers: str) -> None:
-    from . import queues
-
-    os.chdir(root)
-    for line in queues.survey(system, numbers):
-        print(line)
-
-
-def _hand_in(job: str, system: str, name: str, patience: str) -> None:
+def _hand_in(job: str, system: str, name: str, patience: float) -> Iterator[str]:
     from . import queues
 
     try:
-        queues.hand_in(job, system, name, float(patience))
+        queues.hand_in(job, system, name, patience)
     except queues.Refused as refused:
         sys.exit(str(refused))
-    _survey(os.path.join(job, "..", ".."), system, os.path.basename(job))
+    return queues.survey(os.path.join(job, "..", ".."), system, os.path.basename(job))
 
 
-def _batch(job: str, *early: str) -> None:
+def _batch(job: str, *early: str) -> int:
     """A job of a batch system, or a task of its array."""
     with open(os.path.join(job, "plan.json")) as file:
         plan = messages.read(messages.BatchPlan, json.load(file))
     if plan.job is None:
         from . import queues, tasks
 
-        sys.exit(tasks.run(job, plan, queues.load(plan.system).find_point, list(early)))
+        return tasks.run(job, plan, queues.load(plan.system).find_point, list(early))
     from . import batch
 
-    sys.exit(batch.BatchSupervisor(job, plan, plan.job).see_through(early))
+    return batch.BatchSupervisor(job, plan, plan.job).see_through(early)
 
 
-# ------------------------------------------------------------------------------------ processes
+def _ask(job: str, tag: str, seconds: float) -> None:
+    Processes(job, tag).ask(seconds)
 
 
-def _attend(job: str) -> None:
-    from . import attend
-
-    attend.serve(job, _read_tag(job))
+def _stop(job: str, tag: str, seconds: float) -> None:
+    Processes(job, tag).stop(seconds)
 
 
-def _ask(job: str, seconds: str) -> None:
-    Processes(job, _read_tag(job)).ask(float(seconds))
-
-
-def _answer(verb: str) -> Callable[..., None]:
-    """Prints what a supervisor would be answered: a fact per line."""
-
-    def print_facts(job: str, *numbers: str) -> None:
-        from .attend import Attendant
-
-        for fact in Attendant(job, _read_tag(job)).answer(verb, *map(float, numbers)):
-            print(*fact)
-
-    return print_facts
-
-
-def _show(verb: str) -> Callable[[str, str], None]:
-    """Prints what there is to see, as `doctor` and `top` take it."""
-
-    def show(job: str, settings: str) -> None:
-        from . import stacks, views
-
-        module = stacks if hasattr(stacks, verb) else views
-        views.write(getattr(module, verb)(job, **json.loads(settings)))
-
-    return show
-
-
-def _stop(job: str, seconds: str) -> None:
-    Processes(job, _read_tag(job)).stop(float(seconds))
-
-
-def _await(job: str) -> None:
+def _await(job: str, tag: str) -> None:
     """Returns when nothing of the job is left."""
-    while not Processes(job, _read_tag(job)).await_end(AWAITED):
+    while not Processes(job, tag).await_end(AWAITED):
         pass
 
 
-def _halt(job: str, rank: str, seconds: str) -> None:
-    from . import ranks
+def _answer(verb: str) -> Callable[..., Iterator[str]]:
+    """What a supervisor would be answered: a fact per line."""
 
-    ranks.halt(job, _read_tag(job), rank, float(seconds))
+    def list_facts(job: str, tag: str, *numbers: str) -> Iterator[str]:
+        from .attend import Attendant
 
+        for fact in Attendant(job, tag).answer(verb, *map(float, numbers)):
+            yield " ".join(map(str, fact))
 
-def _heed(job: str, first: str, count: str, seconds: str, wrapper: str) -> None:
-    from . import ranks
-
-    ranks.heed(job, _read_tag(job), first, int(count), float(seconds), int(wrapper))
-
-
-def _linger(job: str, rank: str, world: str, seconds: str) -> None:
-    from . import ranks
-
-    ranks.linger(job, rank, int(world), float(seconds))
+    return list_facts
 
 
-# ------------------------------------------------------------------------------------ outputs
+def _show(module: str, verb: str) -> Callable[[str, str], None]:
+    """Prints what there is to see, as `doctor` and `top` take it."""
+
+    def show(job: str, settings: str) -> None:
+        from . import views
+
+        views.write(getattr(_import(module), verb)(job, **json.loads(settings)))
+
+    return show
 
 
 def _list(job: str) -> None:
@@ -211,50 +122,10 @@ def _send(job: str) -> None:
     mirror.send(job, wish, sys.stdout.buffer)
 
 
-def _send_output(job: str) -> None:
-    from . import mirror
-
-    mirror.send_output(job, sys.stdout.buffer)
-
-
-def _hand(job: str, attempt: str, whole_folder: str) -> None:
-    """The snapshot that an attempt goes on from."""
-    from . import resume
-
-    resume.send(job, int(attempt), bool(whole_folder), sys.stdout.buffer)
-
-
-def _receive(job: str, attempt: str) -> None:
-    from . import resume
-
-    resume.receive(job, int(attempt), sys.stdin.buffer)
-
-
-def _restore(job: str, rank: str) -> None:
-    from . import resume
-
-    resume.restore(job, int(rank), sys.stdin.buffer)
-
-
-def _set_up(job: str, settings: str) -> None:
+def _set_up(job: str, settings: str) -> int:
     from . import setup
 
-    sys.exit(setup.set_up(job, **json.loads(settings)))
-
-
-def _store(*words: str) -> None:
-    from . import relay
-
-    relay.serve(*words)
-
-
-def _follow(job: str, *shared: str) -> None:
-    from . import watch
-
-    watch.follow(job, *shared)
-
-
-# ------------------------------------------------------------------------------------ the agent
+    return setup.set_up(job, **json.loads(settings))
 
 
 def _forget_others(root: str) -> None:
@@ -272,47 +143,80 @@ def _forget_others(root: str) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
-VERBS: Dict[str, Callable[..., None]] = {
+VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     **{verb: _answer(verb) for verb in ("look", "tend", "written", "stacks", "again", "end")},
-    **{verb: _show(verb) for verb in SHOWN},
+    **{verb: _show("views", verb) for verb in ("show", "show_gpus", "show_use")},
+    **{verb: _show("stacks", verb) for verb in ("show_moves", "show_stacks")},
     "ask": _ask,
-    "attend": _attend,
+    "attend": "attend.serve",
     "await": _await,
     "batch": _batch,
     "built": outputs.note_built,
-    "cancel": _cancel,
-    "clean": _clean,
-    "follow": _follow,
+    "cancel": "supervise.cancel",
+    "clean": lambda job: _load(job).clean(),
+    "follow": "watch.follow",
     "forget_others": _forget_others,
-    "halt": _halt,
-    "hand": _hand,
+    "halt": "ranks.halt",
+    "hand": "resume.send",
     "hand_in": _hand_in,
-    "heed": _heed,
-    "linger": _linger,
+    "heed": "ranks.heed",
+    "linger": "ranks.linger",
     "link": _link,
     "list": _list,
-    "mirrored": _mirrored,
+    "mirrored": "supervise.list_copies",
     "pack": _pack,
-    "points": _points,
-    "receive": _receive,
-    "restore": _restore,
+    "points": lambda job: int(not _load(job).run_points()),
+    "receive": "resume.receive",
+    "restore": "resume.restore",
     "save": _save,
     "send": _send,
-    "send_output": _send_output,
+    "send_output": "mirror.send_output",
     "set_up": _set_up,
-    "status": _status,
+    "status": "supervise.tell_status",
     "stop": _stop,
-    "store": _store,
-    "submit": _submit,
-    "survey": _survey,
+    "store": "relay.serve",
+    "submit": "supervise.submit",
+    "survey": "queues.survey",
 }
+"""Functions, or where they are. What one returns is printed, or is the exit code."""
+
+GIVEN: Dict[str, Callable[[str], Any]] = {
+    "tag": lambda job: processes.read(os.path.join(job, "tag")).decode(),
+    "out": lambda job: sys.stdout.buffer,
+    "stream": lambda job: sys.stdin.buffer,
+}
+"""Parameters of verbs that are no words of the command line, by the job's folder."""
+
+
+def _import(module: str) -> Any:
+    return import_module("." + module, __package__)
+
+
+def _call(verb: str, words: Sequence[str]) -> Any:
+    """With each word as the annotation of its parameter says."""
+    found = VERBS[verb]
+    if isinstance(found, str):
+        module, _, name = found.partition(".")
+        found = getattr(_import(module), name)
+    rest, args, code = list(words), [], found.__code__
+    for name in code.co_varnames[: code.co_argcount]:
+        if name in GIVEN:
+            args.append(GIVEN[name](words[0]))
+        elif rest:
+            args.append(found.__annotations__.get(name, str)(rest.pop(0)))
+    return found(*args, *rest)
 
 
 def main(words: Sequence[str]) -> None:
     if b"LC_CTYPE=" not in processes.read("/proc/self/environ"):
         os.environ.pop("LC_CTYPE", None)  # Python's own, in a C locale: no program is to have it
     try:
-        VERBS[words[0]](*words[1:])
+        said = _call(words[0], words[1:])
+        if isinstance(said, int):
+            sys.exit(said)
+        lines = said.splitlines() if isinstance(said, str) else said or ()
+        for line in lines:
+            print(line)
     except BrokenPipeError:
         os._exit(1)  # nobody reads it any more
     except EOFError as error:

@@ -82,7 +82,7 @@ def survey(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> dict[int, Job]:
 
 
 def answer(root: Path, numbers: Sequence[int] = (1, 2, 3)) -> str:
-    return "".join(f"{line}\n" for line in queues.survey("slurm", list(map(str, numbers))))
+    return "".join(f"{line}\n" for line in queues.survey(".", "slurm", *map(str, numbers)))
 
 
 def test_whoever_asks_finds_an_agent(login: Path) -> None:
