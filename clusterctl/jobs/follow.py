@@ -41,7 +41,6 @@ from clusterctl.jobs.submit import list_nodes
 from clusterctl.options.values import MIN_IDLE
 from clusterctl.process import ENDING, Terminated
 from clusterctl.state.files import explain_write_errors
-from clusterctl.transport import pool as transport_pool
 from clusterctl.transport.diagnosis import FAILURES, describe_failure
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Channel
@@ -140,8 +139,8 @@ NOTICE, PROBE = 8.0, 4.0
 """Seconds of silence beyond that after which a new connection shows whether a node is there, and
 seconds for that: within 15 s it is told that one is not."""
 FROZEN = 14.0
-"""The same of a node that can be reached: the connection is dead, for this machine has another
-address now, or what ran before is frozen or very slow."""
+"""The same of a node that can be reached, which gets another connection: this one is dead, for this
+machine has another address now, or what ran before is frozen or very slow."""
 RECONNECTIONS = 3
 """In a row, to a node that answers new connections and gives no answer on them."""
 GIVE_UP = 600.0
@@ -291,15 +290,10 @@ class Connections:
         self._job, self._cluster, self._pool = job, cluster, pool
         self._launcher = cluster.launcher.name
         self._interrupts, self._report = interrupts, report
-        self._silent: dict[str, str] = {}
-        """What a probe showed of nodes that have not answered since."""
-        self._restarted: set[str] = set()
-        """Those of which it showed that: they answer, and have all that was on their disks."""
         self._away: dict[str, _Absence] = {}
         self._find_dead, self._asked = find_dead, -math.inf
         self._question: Future[Mapping[str, str]] | None = None
         self._saved: frozenset[str] = frozenset()
-        self._began = time.monotonic()
 
     def open(self) -> None:
         """Connects to all nodes. One that does not answer now is lost."""
@@ -317,7 +311,7 @@ class Connections:
             if result.error:
                 if self.needs_launcher and watch.node == self._launcher:
                     raise self._give_up(result.error)
-                self._lose(watch, result.error)
+                self._lose({watch.node: result.error})
 
     def close(self) -> None:
         for watch in self.watches:
@@ -327,8 +321,6 @@ class Connections:
             if absence.attempt:
                 absence.attempt.add_done_callback(_drop)
         self._away.clear()
-        for name in self._silent:  # whoever needs it next has to connect anew
-            self._pool.find_transport(name).close()
 
     # ------------------------------------------------------------------------------ questions
 
@@ -385,8 +377,10 @@ class Connections:
         heard = []
         # Where nothing was to be read, it is tried all the same: a lost connection shows itself.
         for watch in ready or watches:
+            if not watch.channel:  # it was lost together with another one
+                continue
             try:
-                data = watch.channel.receive(GLANCE if ready else 0.0) if watch.channel else b""
+                data = watch.channel.receive(GLANCE if ready else 0.0)
                 if not data:
                     raise ConnectionError("it closed the connection")
             except TimeoutError:
@@ -397,24 +391,15 @@ class Connections:
             watch.buffer += data
             watch.silence, watch.probed = min(watch.silence, 0.0), False
             heard.append(watch)
-            if watch.node in self._silent:
-                del self._silent[watch.node]
-                self._report(f"{watch.node} answers again")
         return heard
 
     def _equip(self, watch: Watch) -> None:
         """Brings our agent to a node that an older clusterctl has made ready."""
         node, wait = self._cluster.node(self._describe_place(watch.node)), watch.wait
         placed = self._wait(lambda: submit.place_agent(node, self._pool))
-        watch.reconnected += 1
-        if not placed.ok or watch.reconnected > RECONNECTIONS:
-            return self._lose(watch, f"our agent cannot be put there: {placed.why}")
-        if watch.channel:
-            watch.channel.close()
-        try:
-            watch.connect(self._wait(lambda: self._open(watch.node)))
-        except FAILURES as error:
-            return self._lose(watch, describe_failure(error, ANSWER_TIMEOUT) or "no answer")
+        missing = "our agent cannot be put there"
+        if why := self._reopen(watch, missing) if placed.ok else f"{missing}: {placed.why}":
+            return self._lose({watch.node: why})
         self._ask(watch, wait)
 
     def _ask_again(self, watch: Watch, error: OSError) -> None:
@@ -424,17 +409,14 @@ class Connections:
 
     def _bear_silence(self, watch: Watch) -> None:
         """What is done about a node that should have answered by now."""
-        if watch.silence > ANSWER_TIMEOUT:
-            return self._ask_again(watch, TimeoutError(f"no answer for {ANSWER_TIMEOUT:g} s"))
+        reopens = self.reconnects and not watch.reconnected
+        limit = FROZEN if reopens else ANSWER_TIMEOUT
+        if watch.silence > limit:
+            kind = ConnectionError if reopens else TimeoutError
+            return self._ask_again(watch, kind(f"no answer for {limit:g} s"))
         if watch.silence > NOTICE and not watch.probed:
             watch.probed = True
-            self._report_silence()
-        if watch.silence > FROZEN and watch.node not in self._silent:
-            if self.reconnects and not watch.reconnected:
-                return self._ask_again(watch, ConnectionError(f"no answer for {FROZEN:g} s"))
-            why = "new connections work, but its earlier processes are frozen or very slow"
-            self._silent[watch.node] = why
-            self._report(f"{watch.node} has not answered for {FROZEN:g} s: {why}")
+            self._lose(self._probe())
 
     def check(self) -> None:
         """Raises the Ctrl-C that came meanwhile, and TimeIsUpError."""
@@ -476,106 +458,76 @@ class Connections:
         """Who has the node's output: the launcher, or the node itself."""
         return self._launcher if name in self._saved else name
 
-    # -------------------------------------------------------------------------------- silence
-
-    def _report_silence(self) -> None:
-        """Says which nodes cannot be reached, and why: all of them at once, since several may be
-        gone together."""
-        folded: dict[str, list[str]] = {}
-        for name, why in self._probe().items():
-            folded.setdefault(why, []).append(name)
-        for why, names in folded.items():
-            verb = "have" if len(names) > 1 else "has"
-            self._report(f"{shorten(names)} {verb} not answered for {NOTICE:g} s: {why}")
+    # ----------------------------------------------------------------------------------- loss
 
     def _probe(self) -> dict[str, str]:
-        """What is known about nodes that are not as they were."""
-        names = [w.node for w in self.watches if w.channel and w.node not in self._silent]
-        passed = time.monotonic() - self._began  # its answer may wait for us
-        self._restarted.difference_update(names)
-        found = {}
-        for result in self._wait(lambda: self._pool.probe(names, timeout=PROBE)):
-            if result.error:
-                found[result.node] = result.error
-            elif (up := transport_pool.read_uptime(result.text)) < passed:
-                found[result.node] = f"it restarted {up:.0f} s ago"
-                self._restarted.add(result.node)
-        self._silent |= found
-        return found
-
-    # ----------------------------------------------------------------------------------- loss
+        """The nodes that cannot be reached, and why: of all, since several may be gone together."""
+        names = [watch.node for watch in self.watches if watch.channel]
+        results = self._wait(lambda: self._pool.probe(names, timeout=PROBE))
+        return {result.node: result.error for result in results if result.error}
 
     def lose_or_reconnect(self, watch: Watch, error: OSError) -> None:
         """A connection may end for reasons of its own, on a node that goes on working."""
-        if self.reconnects and watch.node not in self._silent:
-            self._probe()
-        if watch.channel and isinstance(error, ConnectionError) and self._may_reconnect(watch):
-            self._hang_up(watch)
-            try:
-                watch.connect(self._wait(lambda: self._open(watch.node)))
-            except FAILURES as another:
-                return self._lose(watch, describe_failure(another, ANSWER_TIMEOUT) or "no answer")
-            watch.reconnected += 1
-            why = self._silent.pop(watch.node, str(error))
-            return self._report(f"reconnected to {watch.node}: {why}")
-        self._lose(watch, str(error) or "no answer")
+        why = str(error) or "no answer"
+        gone = self._probe() if self.reconnects else {}
+        if not self.reconnects or isinstance(error, TimeoutError):
+            gone.setdefault(watch.node, why)
+        elif watch.node not in gone:
+            if failed := self._reopen(watch, why):
+                gone[watch.node] = failed
+            else:
+                self._report(f"reconnected to {watch.node}: {why}")
+        self._lose(gone)
 
-    def _may_reconnect(self, watch: Watch) -> bool:
-        answers = watch.node not in self._silent or watch.node in self._restarted
-        return self.reconnects and answers and watch.reconnected < RECONNECTIONS
+    def _reopen(self, watch: Watch, why: str) -> str:
+        """Gives the node another connection; why it has none. `why` it needs one."""
+        if watch.reconnected >= RECONNECTIONS:
+            return why
+        self._hang_up(watch)
+        try:
+            watch.connect(self._wait(lambda: self._open(watch.node)))
+        except FAILURES as error:
+            return describe_failure(error, ANSWER_TIMEOUT) or "no answer"
+        watch.reconnected += 1
+        return ""
 
     def _hang_up(self, watch: Watch) -> None:
         """Ends its connection, on which nobody would hear anything any more."""
         if watch.channel:
             watch.channel.close()
         watch.connect(None)
-        self._pool.find_transport(self._describe_place(watch.node)).close()
-
-    def _lose(self, watch: Watch, why: str) -> None:
-        why = self._silent.pop(watch.node, why)
         if self.reconnects:
+            self._pool.find_transport(self._describe_place(watch.node)).close()
+
+    def _lose(self, gone: Mapping[str, str]) -> None:
+        """`gone`: why, by node."""
+        watches = [watch for watch in self.watches if watch.node in gone]
+        for watch in watches:
             self._hang_up(watch)
-        elif watch.channel:
-            watch.channel.close()
-        watch.connect(None)
-        launcher = self._find_launcher()
-        if self.needs_launcher and launcher and (watch is launcher or self._is_silent(launcher)):
-            return self._lose_launcher(launcher, watch, why)
-        self.lost[watch.node] = why
-        if self.reconnects and watch.reconnected < RECONNECTIONS:
-            self._away[watch.node] = _Absence(why)
-        missing = "its output is missing"
-        if watch is launcher:
-            missing = f"the state of job {self._job.id} is as last seen"
-        self._report(f"{watch.node} does not answer, {missing}: {why}")
+            if self.reconnects and watch.reconnected < RECONNECTIONS:
+                self._away[watch.node] = _Absence(gone[watch.node])
+        if self.needs_launcher and self._launcher in gone:
+            return self._await_launcher(gone)
+        self.lost |= gone
+        for why in dict.fromkeys(gone.values()):
+            names = shorten([name for name in gone if gone[name] == why])
+            self._report(f"no answer from {names}, showing what came before: {why}")
 
-    def _find_launcher(self) -> Watch | None:
-        return next((watch for watch in self.watches if watch.node == self._launcher), None)
-
-    def _is_silent(self, watch: Watch) -> bool:
-        return watch.channel is not None and watch.node in self._silent
-
-    def _lose_launcher(self, launcher: Watch, noticed: Watch, why: str) -> None:
-        """Begins to wait for it, unless it is of no use. `noticed`: the node that was lost first;
-        with the launcher goes all that does not answer, for it is one outage."""
-        if launcher.reconnected >= RECONNECTIONS:
+    def _await_launcher(self, gone: Mapping[str, str]) -> None:
+        """Begins to wait for it, unless it is of no use. What is gone with it is so by the same
+        outage."""
+        why = gone[self._launcher]
+        if not self.launcher_is_away:
             raise self._give_up(why)
-        gone = {launcher.node: why, noticed.node: why}
-        for other in filter(self._is_silent, self.watches):
-            self._hang_up(other)
-            gone[other.node] = self._silent.pop(other.node)
-        for name, reason in gone.items():
-            self._away[name] = _Absence(reason)
-            if name != launcher.node:
-                self.lost[name] = reason
+        self.lost |= {name: reason for name, reason in gone.items() if name != self._launcher}
         began = now()
         while self._check_alive() and now() - began < CERTAINTY:
             self._interrupts.check()
             time.sleep(BLINK)
-        names = shorten(sorted(gone))
         self._report(
-            f"lost the connection to {names}: {why}; job {self._job.id} keeps running. Trying"
-            f" to reconnect for {GIVE_UP / 60:g} minutes; press Ctrl-C to stop trying"
+            f"lost the connection to {shorten(sorted(gone))}: {why}; job {self._job.id} keeps"
+            f" running. Trying to reconnect for {GIVE_UP / 60:g} minutes; press Ctrl-C to stop"
+            " trying"
         )
 
     def _check_alive(self) -> bool:
@@ -611,10 +563,9 @@ class Connections:
 
     def is_abandoned(self) -> bool:
         """Whether the launcher has said since the last call that nobody looks after the job."""
-        launcher = self._find_launcher()
-        said = launcher is not None and launcher.is_abandoned
-        if launcher:
-            launcher.is_abandoned = False
+        said = any(watch.is_abandoned for watch in self.watches)
+        for watch in self.watches:
+            watch.is_abandoned = False
         return said
 
     def is_away(self, name: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 import shutil
 import time
 from collections import deque
@@ -125,31 +123,6 @@ class LocalChannel:
 
 
 # -------------------------------------------------------------------------------------------------
-# For how long a node has been up. A container has its host's uptime, and a first process of its
-# own, which began when the container did.
-
-
-COMMAND = "cat /proc/uptime /proc/1/stat"
-TICKS = 100
-"""Of the clock by which /proc counts, per second: Linux shows programs no other one."""
-
-
-def read_uptime(text: str) -> float:
-    """Seconds, from what COMMAND printed; infinity where that does not say. A login shell may have
-    printed something first, and /proc/1 may be hidden from users."""
-    ups = re.findall(r"^(\d{1,15}\.\d{1,9}) \d", text, re.MULTILINE)
-    if not ups:
-        return math.inf
-    up = float(ups[-1])
-    first = re.findall(r"^1 \(.*\) (.*)$", text, re.MULTILINE)
-    words = first[-1].split() if first else []
-    if len(words) < 20 or not re.fullmatch(r"[0-9]{1,19}", words[19]):
-        return up
-    since = up - int(words[19]) / TICKS
-    return since if since >= 0 else up  # where a container is shown its own uptime (LXCFS)
-
-
-# -------------------------------------------------------------------------------------------------
 
 LIMIT = 32
 """Nodes at a time: more of them is slower, also for 64 nodes."""
@@ -242,8 +215,7 @@ class Pool(AbstractContextManager["Pool"]):
 
     def probe(self, names: Sequence[str], *, timeout: float) -> tuple[NodeResult, ...]:
         """Opens new connections to these nodes, beside those that are open: TCP on one that was cut
-        off says for half a minute neither that it is dead nor that it is not. The text of a result
-        is for `uptime.read`."""
+        off says for half a minute neither that it is dead nor that it is not."""
         fresh: dict[str, SshTransport] = {}
 
         def renew(name: str) -> SshTransport | None:
@@ -255,7 +227,7 @@ class Pool(AbstractContextManager["Pool"]):
 
         def probe(name: str) -> NodeResult:
             transport = fresh.get(name) or self._transports[name]
-            return transport.run(COMMAND, timeout=timeout)
+            return transport.run("true", timeout=timeout)
 
         for name in names:
             renew(name)

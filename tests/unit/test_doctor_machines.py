@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import time
 from pathlib import Path
@@ -17,13 +16,12 @@ from clusterctl.core.stacks import explain_kernel
 from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, findings
 from clusterctl.insight.node_views import NodeView
-from clusterctl.transport import pool
 from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import OnStdout, Transport
 from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, two_ranks, view
 from tests.unit.making import node
 from tests.unit.scripts import until
-from tests.unit.tables import read_rows, rows
+from tests.unit.tables import read_rows
 
 CLOCK = 'echo "uptime $(cut -d" " -f1 /proc/uptime) $(date +%s.%N)"\n'
 SHORT = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
@@ -181,17 +179,3 @@ def test_functions_of_linux_4_to_6(function: str, what: str) -> None:
 @pytest.mark.parametrize("function", ["", "0", "do_exit", "do_wait_intr_irq", "msleep", "my_wait"])
 def test_functions_that_say_nothing(function: str) -> None:
     assert explain_kernel(function) is None
-
-
-# ------------------------------------------------------------------------------------------------
-# For how long a node has been up, as it says itself.
-
-
-@rows("text, seconds", "doctor_machines.a_node_is_up_since_its_first_process_began")
-def test_a_node_is_up_since_its_first_process_began(text: str, seconds: float) -> None:
-    assert pool.read_uptime(text) == pytest.approx(seconds)
-
-
-def test_this_machine_says_it() -> None:
-    said = subprocess.run(pool.COMMAND, shell=True, capture_output=True, text=True, timeout=20)
-    assert 0 <= pool.read_uptime(said.stdout) < math.inf

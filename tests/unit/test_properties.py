@@ -51,7 +51,6 @@ from clusterctl.state.store import Store
 from clusterctl.terraform import binary, events
 from clusterctl.terraform import folder as terraform_folder
 from clusterctl.terraform.binary import parse_version
-from clusterctl.transport import pool
 from tests.unit.making import job, spec
 
 QUICK = settings(
@@ -325,7 +324,6 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "end of an instance": lambda text: api.read_instance(
         {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
     ),
-    "uptime": pool.read_uptime,
     "mesh": mesh_checks.read_failures,
     "ip": lambda text: (
         networks.parse_taken(text, ""),
