@@ -24,7 +24,6 @@ from typing import IO, Any, Callable, Dict, List, Sequence, Tuple, TypeVar
 
 from .messages import MARK, hear, pack, unpack
 from .store import (
-    FULL,
     BadManifest,
     FileStore,
     Missing,
@@ -60,11 +59,9 @@ class StoreServer:
         self._lock = threading.Lock()
         self._feeds: Dict[str, Feed] = {}
         self._manifest = b""
-        self._name = ""
         self._entries: List[TreeEntry] = []
         self._wrong: List[str] = []
         self._left = 0
-        self._held = contextlib.ExitStack()
         self._verbs: Dict[str, Callable[..., None]] = {
             "manifest": self._compare,
             "file": self._take,
@@ -77,15 +74,12 @@ class StoreServer:
 
     def run(self) -> None:
         try:
-            with self._held:
+            with self._store.use():
                 while True:
                     self._answer()
         except EOFError:
             pass
         except (OSError, BadManifest) as error:
-            if getattr(error, "errno", None) in FULL:
-                with contextlib.suppress(OSError):
-                    self._store.make_room()
             why = getattr(error, "strerror", None) or str(error)
             name = getattr(error, "filename", None)
             self._say("error", f"{name}: {why}" if name else why)
@@ -126,12 +120,8 @@ class StoreServer:
 
     def _compare(self, size: int) -> None:
         self._manifest = self._read(size)
-        self._name = self._held.enter_context(self._store.hold(self._manifest))
         self._entries = read_manifest(self._manifest)
         missing = self._store.find_missing(self._entries)
-        if missing:
-            size = sum(wanted.size for wanted in missing)
-            self._store.evict(self._store.choose_limit() - size, self._store.list_used())
         index = {digest: number for number, digest in enumerate(list_files(self._entries))}
         rows = [(index[wanted.digest], wanted.had) for wanted in missing]
         self._say("missing", self._store.identify(), rows)
@@ -162,8 +152,6 @@ class StoreServer:
 
     def _make(self, folder: str, link: bool) -> None:
         self._store.make(folder, self._entries, link)
-        if not link:
-            self._store.note_use(folder, self._name)
         self._say("made")
 
 

@@ -15,7 +15,6 @@ import os
 import stat
 import time
 import zlib
-from collections import Counter
 from typing import (
     IO,
     Callable,
@@ -40,8 +39,8 @@ UNTOUCHED = 0
 One that is also part of a data set has the time that its manifest says."""
 FORGOTTEN = 86400.0
 """Seconds after which a part that nothing was added to is removed."""
-MANIFEST = "manifest"
-"""In a job's folder: the name of the one that its tree was made from."""
+DAY = 86400.0
+"""Seconds to within which it is noted when a file was last used."""
 LARGEST, SHARE = 20000000000, 4
 """Bytes that a store may have, and the part of the disk's."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -127,9 +126,7 @@ class FileStore:
 
     def __init__(self, root: str) -> None:
         self._folder = os.path.join(root, FOLDER)
-        self._jobs = os.path.join(root, "jobs")
         self._parts = os.path.join(self._folder, "parts")
-        self._manifests = os.path.join(self._folder, "manifests")
         self._id = ""
 
     def locate(self, digest: str) -> str:
@@ -148,7 +145,6 @@ class FileStore:
                 self._id = file.read()
                 break
             os.makedirs(self._parts, exist_ok=True)
-            os.makedirs(self._manifests, exist_ok=True)
             scratch = f"{place}.{os.urandom(8).hex()}"
             with open(scratch, "w") as file:
                 file.write(os.urandom(16).hex())
@@ -175,6 +171,8 @@ class FileStore:
         )
         if not sound:
             _remove(place)
+        elif status.st_atime < time.time() - DAY:
+            os.utime(place, ns=(int(time.time() * 1e9), status.st_mtime_ns))
         return sound
 
     def find_missing(self, entries: Sequence[TreeEntry]) -> List[Missing]:
@@ -365,125 +363,51 @@ class FileStore:
     # What stays.
 
     @contextlib.contextmanager
-    def hold(self, manifest: bytes) -> Iterator[str]:
-        """Nothing of that manifest is removed meanwhile; its name. It counts as used now."""
+    def use(self) -> Iterator[None]:
+        """Nothing is removed meanwhile. Whoever is the last to use it removes what is too much; and
+        where the disk is full, what nobody has sent to its end."""
         self.identify()
-        name = hashlib.sha256(manifest).hexdigest()
-        place = os.path.join(self._manifests, name)
+        forgotten = FORGOTTEN
         with open(os.path.join(self._folder, "lock"), "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)  # nobody looks what to remove
-            if not os.path.exists(place):
-                scratch = f"{place}.{os.urandom(8).hex()}"
-                with open(scratch, "wb") as file:
-                    file.write(manifest)
-                os.replace(scratch, place)
-            os.utime(place, None)
-            held = os.open(place, os.O_RDWR)
-            fcntl.flock(held, fcntl.LOCK_SH)
-        try:
-            yield name
-        finally:
-            os.close(held)
-
-    def make_room(self) -> None:
-        """The disk is full: no more than the limit stays, and no part of a file that nobody is
-        sending."""
-        self.evict(self.choose_limit(), self.list_used(), forgotten=0)
-
-    def evict(self, limit: int, used: Collection[str] = (), forgotten: float = FORGOTTEN) -> None:
-        """Removes files until they have no more bytes than `limit`: those of the manifests that
-        were not used for the longest time; none that is held or has one of the names `used`, none
-        that a data set is linked to: that would free nothing. Removes parts to which nothing was
-        added for `forgotten` seconds."""
-        self.identify()
-        with open(os.path.join(self._folder, "lock"), "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._remove_forgotten(forgotten)
-            sizes = dict(self._list_kept())
-            if sum(sizes.values()) <= limit:
-                return  # the common case, which reads no manifests
-            names = self._list_manifests()
-            content = {name: self._list_digests(name) for name in names}
-            needed = {name for name in names if name in used or self._is_held(name)}
-            gone, digests = choose_unused(sizes, content, needed, limit)
-            for name in gone:
-                _remove(os.path.join(self._manifests, name))
-            for digest in digests:
-                _remove(self.locate(digest))
-
-    def _remove_forgotten(self, seconds: float) -> None:
-        for entry in os.scandir(self._parts):
-            if entry.stat().st_mtime <= time.time() - seconds:
-                with contextlib.suppress(OSError), open(entry.path, "r+b") as part:
-                    if _lock(part.fileno(), fcntl.LOCK_EX):
-                        _remove(entry.path)
-
-    def _list_manifests(self) -> List[str]:
-        """The one that was not used for the longest time first."""
-        found = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(self._manifests)]
-        return [name for _, name in sorted(found)]
-
-    def _list_digests(self, name: str) -> List[str]:
-        with open(os.path.join(self._manifests, name), "rb") as file:
+            fcntl.flock(lock, fcntl.LOCK_SH)
             try:
-                return list(list_files(read_manifest(file.read())))
-            except BadManifest:  # the disk was full
-                return []
+                yield
+            except OSError as error:
+                forgotten = 0 if error.errno in FULL else FORGOTTEN
+                raise
+            finally:
+                if _lock(lock.fileno(), fcntl.LOCK_EX):
+                    self.evict(self._choose_limit(), forgotten)
 
-    def _is_held(self, name: str) -> bool:
-        with open(os.path.join(self._manifests, name), "r+b") as file:
-            return not _lock(file.fileno(), fcntl.LOCK_EX)
+    def evict(self, limit: int, forgotten: float = FORGOTTEN) -> None:
+        """Removes files until they have no more bytes than `limit`: those that were not used for
+        the longest time first; none that a data set is linked to: that would free nothing. Removes
+        parts to which nothing was added for `forgotten` seconds."""
+        for part in os.scandir(self._parts):
+            if part.stat().st_mtime <= time.time() - forgotten:
+                _remove(part.path)
+        kept = sorted(self._list_kept())
+        total = sum(size for _, size, _ in kept)
+        for _, size, path in kept:
+            if total <= limit:
+                break
+            _remove(path)
+            total -= size
 
-    def _list_kept(self) -> Iterator[Tuple[str, int]]:
+    def _list_kept(self) -> Iterator[Tuple[float, int, str]]:
+        """When each was last used, its size, and its path."""
         for folder in os.scandir(self._folder):
             if len(folder.name) == 2 and folder.name != "id":
                 for entry in os.scandir(folder.path):
                     status = entry.stat()
                     if status.st_nlink == 1:
-                        yield folder.name + entry.name, status.st_size
+                        yield status.st_atime, status.st_size, entry.path
 
-    def note_use(self, folder: str, name: str) -> None:
-        """That of a job, in its folder."""
-        with open(os.path.join(folder, MANIFEST), "w") as file:
-            file.write(name)
-
-    def list_used(self) -> Set[str]:
-        """The manifests of jobs that have not ended: those still have their secrets."""
-        used = set()
-        with contextlib.suppress(FileNotFoundError):
-            for job in os.scandir(self._jobs):
-                with contextlib.suppress(OSError):
-                    if os.path.lexists(os.path.join(job.path, "env")):
-                        with open(os.path.join(job.path, MANIFEST)) as file:
-                            used.add(file.read())
-        return used
-
-    def choose_limit(self) -> int:
+    def _choose_limit(self) -> int:
         """Bytes that it may have: a part of what the disk has for it and for others."""
         disk = os.statvfs(self._folder)
         free = disk.f_bavail * disk.f_frsize
-        return min(LARGEST, (free + sum(size for _, size in self._list_kept())) // SHARE)
-
-
-def choose_unused(
-    sizes: Dict[str, int], content: Dict[str, List[str]], needed: Collection[str], limit: int
-) -> Tuple[List[str], List[str]]:
-    """Which manifests and files go, so that the `sizes` of the rest are `limit` together.
-    `content`: what each manifest names, the one that was not used for the longest time first. What
-    no manifest names goes before that."""
-    counts = Counter(digest for digests in content.values() for digest in digests)
-    unnamed = [digest for digest in sizes if digest not in counts]
-    total, names, gone = sum(sizes.values()), [], []
-    rows = [("", unnamed), *((name, content[name]) for name in content if name not in needed)]
-    for name, digests in rows:
-        if total <= limit:
-            break
-        names += [name] if name else []
-        counts.subtract(digests)
-        free = [digest for digest in digests if counts[digest] <= 0 and digest in sizes]
-        total -= sum(sizes[digest] for digest in free)
-        gone += free
-    return names, gone
+        return min(LARGEST, (free + sum(size for _, size, _ in self._list_kept())) // SHARE)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import stat
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -286,67 +287,47 @@ def test_what_the_store_lacks_is_an_error(store: FileStore, tmp_path: Path) -> N
         store.make(str(tmp_path / "work"), [file("a", b"one")])
 
 
-@pytest.fixture
-def keep(store: FileStore) -> Callable[[bytes, int], str]:
-    def keep(data: bytes, day: int) -> str:
-        """A file and its manifest, used on that day; the manifest's name."""
-        put(store, data)
-        with store.hold(agent_store.pack_manifest([file("a", data)])) as name:
-            pass
-        manifest = Path(store.locate(sum_up(data))).parents[1] / "manifests" / name
-        os.utime(manifest, (day * 86400, day * 86400))
-        return name
+def test_the_oldest_unused_go_first(store: FileStore) -> None:
+    data = [bytes([number]) * 100 for number in range(4)]
+    for age, item in enumerate(data):
+        put(store, item)
+        when = int((time.time() - 10 * 86400 * (9 - age)) * 1e9)
+        os.utime(store.locate(sum_up(item)), ns=(when, agent_store.UNTOUCHED))
+    assert store.find_missing([file("a", data[0])]) == []  # which is a use
 
-    return keep
+    def list_there() -> list[bool]:
+        return [os.path.exists(store.locate(sum_up(item))) for item in data]
 
-
-def test_the_oldest_unused_go_first(store: FileStore, keep: Callable[[bytes, int], str]) -> None:
-    data = [bytes([number]) * 100 for number in range(5)]
-    job, _, _, held = (keep(data[number], number) for number in range(4))
-    put(store, data[4])  # no manifest has it
-    with store.hold(agent_store.pack_manifest([file("a", data[3])])) as name:
-        assert name == held
-        store.evict(500)
-        assert all(store.has(sum_up(item), 100) for item in data)
-        store.evict(300, used=[job])
-        assert [store.has(sum_up(item), 100) for item in data] == [True, False, True, True, False]
-        store.evict(0, used=[job])
-        assert [store.has(sum_up(item), 100) for item in data] == [True, False, False, True, False]
+    store.evict(400)
+    assert list_there() == [True, True, True, True]
+    store.evict(250)
+    assert list_there() == [True, False, False, True]
     store.evict(0)
-    assert not any(store.has(sum_up(item), 100) for item in data)
+    assert not any(list_there())
 
 
-def test_a_full_disk_gets_back_parts_that_nobody_sends(store: FileStore, tmp_path: Path) -> None:
+def test_what_is_too_much_goes_when_nobody_uses_the_store(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_store, "LARGEST", 5)
+    put(store, b"too much")
+    place = store.locate(sum_up(b"too much"))
+    with FileStore(str(tmp_path / "root")).use():
+        with store.use():
+            pass
+        assert os.path.exists(place)
+    assert not os.path.exists(place)
+
+
+def test_a_full_disk_gets_back_parts_that_nobody_sends(store: FileStore) -> None:
     """Small programs need its room, too."""
     whole = Missing(sum_up(b"whole"), 5)
-    with pytest.raises(EOFError):
+    with pytest.raises(EOFError), store.use():
         store.put(whole, io.BytesIO(b"who").readinto)
     assert store.find_missing([file("a", b"whole")])[0].had == 3
-    store.evict(500)
-    assert os.path.exists(store.locate_part(whole.digest))
-    store.make_room()
+    with pytest.raises(OSError, match="full"), store.use():
+        raise OSError(errno.ENOSPC, "full")
     assert not os.path.exists(store.locate_part(whole.digest))
-
-
-def test_what_a_job_that_has_not_ended_was_made_of_stays(
-    store: FileStore, tmp_path: Path, keep: Callable[[bytes, int], str]
-) -> None:
-    name = keep(b"one", 1)
-    job = tmp_path / "root/jobs/7"
-    job.mkdir(parents=True)
-    store.note_use(str(job), name)
-    assert store.list_used() == set()
-    (job / "env").symlink_to("/nowhere")
-    assert store.list_used() == {name}
-
-
-def test_what_two_manifests_share_stays_with_one() -> None:
-    content = {"old": ["a", "b"], "new": ["b", "c"]}
-    sizes = {"a": 10, "b": 10, "c": 10}
-    assert agent_store.choose_unused(sizes, content, (), 29) == (["old"], ["a"])
-    assert agent_store.choose_unused(sizes, content, ("old",), 29) == (["new"], ["c"])
-    assert agent_store.choose_unused(sizes, content, (), 0) == (["old", "new"], ["a", "b", "c"])
-    assert agent_store.choose_unused(sizes, content, (), 30) == ([], [])
 
 
 def test_stores_of_one_folder_are_one(store: FileStore, tmp_path: Path) -> None:
