@@ -346,22 +346,17 @@ class MirrorWish(NamedTuple):
 class MirrorNote(NamedTuple):
     """`files`: what the launcher has with this archive; `paths`: all that there are now; `torn`: a
     program began to write to them while they were sent; `left`: how many are left out, and their
-    bytes; `roomless`, `large`: of these for want of room, or for their size, the largest first."""
+    bytes."""
 
     files: KnownFiles
     paths: Sequence[str]
     torn: Sequence[str]
     left: Tuple[int, int]
-    roomless: Sequence[Tuple[str, int]]
-    large: Sequence[Tuple[str, int]]
 
-
-class OutputNote(NamedTuple):
-    """At the end of an archive of what ranks have printed. `sizes`: of its files; `outputs`: what
-    else the node has."""
-
-    sizes: Dict[str, int]
-    outputs: KnownFiles
+    @property
+    def whole(self) -> bool:
+        """Whether the launcher has all that there is."""
+        return not (self.torn or self.left[0]) and len(self.files) == len(self.paths)
 
 
 class CopiesNote(NamedTuple):

@@ -9,6 +9,7 @@ import shutil
 import tarfile
 import time
 from io import BytesIO
+from itertools import accumulate
 from typing import IO, List, Sequence, Tuple
 
 from . import messages, outputs, snapshots
@@ -31,35 +32,29 @@ def chooses(wish: MirrorWish, entry: outputs.FileEntry) -> bool:
 
 def choose(
     entries: Sequence[outputs.FileEntry], wish: MirrorWish
-) -> Tuple[List[outputs.FileEntry], List[Tuple[str, int]], List[Tuple[str, int]]]:
-    """Those that are to be sent; those for which there is no room; those that are too large: each
-    as (path, bytes), the largest first. The largest go without first."""
+) -> Tuple[List[outputs.FileEntry], List[outputs.FileEntry], List[outputs.FileEntry]]:
+    """Those that are to be sent; those for which there is no room; those that are not chosen. The
+    largest go without first."""
     chosen = [entry for entry in entries if chooses(wish, entry)]
-    large = [(entry.path, entry.size) for entry in entries if not chooses(wish, entry)]
+    others = [entry for entry in entries if not chooses(wish, entry)]
     news = [entry for entry in chosen if wish.known.get(entry.path) != (entry.size, entry.modified)]
     news.sort(key=lambda entry: entry.size)
-    total, sent = 0, []
-    for entry in news:
-        total += entry.size
-        if total > wish.room:
-            break
-        sent.append(entry)
-    roomless = [(entry.path, entry.size) for entry in news[len(sent) :]]
-    return sent, roomless[::-1], sorted(large, key=lambda item: -item[1])
+    sizes = accumulate(entry.size for entry in news)
+    count = sum(size <= wish.room for size in sizes)
+    return news[:count], news[count:], others
 
 
 def has_news(job: str, wish: MirrorWish) -> bool:
     """Whether `send` would have anything to tell. Raises OSError."""
     entries = outputs.list_outputs(job)
-    sent, *without = choose(entries, wish)
+    sent, roomless, others = choose(entries, wish)
     gone = wish.known.keys() - {entry.path for entry in entries if chooses(wish, entry)}
-    return bool(sent or gone) or sum_up(*without) != wish.left
+    return bool(sent or gone) or sum_up(roomless + others) != wish.left
 
 
-def sum_up(*without: Sequence[Tuple[str, int]]) -> Tuple[int, int]:
+def sum_up(entries: Sequence[outputs.FileEntry]) -> Tuple[int, int]:
     """How many files these are, and their bytes."""
-    sizes = [size for files in without for _, size in files]
-    return len(sizes), sum(sizes)
+    return len(entries), sum(entry.size for entry in entries)
 
 
 def send(job: str, wish: MirrorWish, out: IO[bytes]) -> MirrorNote:
@@ -69,7 +64,7 @@ def send(job: str, wish: MirrorWish, out: IO[bytes]) -> MirrorNote:
     os.makedirs(scratch)
     try:
         entries = outputs.list_outputs(job)
-        news, roomless, large = choose(entries, wish)
+        news, roomless, others = choose(entries, wish)
         outputs.link(work, [entry.path for entry in news], scratch)
         before = _look(scratch)
         if before:
@@ -88,81 +83,32 @@ def send(job: str, wish: MirrorWish, out: IO[bytes]) -> MirrorNote:
             now = {entry.path: (entry.size, entry.modified) for entry in chosen}
             files = {path: seen for path, seen in now.items() if wish.known.get(path) == seen}
             files.update((path, seen) for path, seen in sent.items() if path not in torn)
-            left = sum_up(roomless, large)
-            note = MirrorNote(files, sorted(now), torn, left, roomless, large)
-            _add_note(archive, messages.pack(*note))
-        if wish.largest < EVERYTHING:
-            tell_left_out(job, note, wish.largest)
+            note = MirrorNote(files, sorted(now), torn, sum_up(roomless + others))
+            text = messages.pack(*note)
+            info = tarfile.TarInfo(NOTE)
+            info.size = len(text)
+            archive.addfile(info, BytesIO(text))
+        # Who has chosen by name knows what is left out.
+        tell_left_out(job, roomless + others if wish.largest else roomless)
         return note
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _add_note(archive: tarfile.TarFile, text: bytes) -> None:
-    info = tarfile.TarInfo(NOTE)
-    info.size = len(text)
-    archive.addfile(info, BytesIO(text))
-
-
-def tell_left_out(job: str, note: MirrorNote, largest: int) -> None:
+def tell_left_out(job: str, files: Sequence[outputs.FileEntry]) -> None:
     """Says it once, where the ranks here write: nobody would miss them before the node is lost."""
-    if largest:
-        _say_once(
-            job,
-            "large-told",
-            f"outputs of more than {largest // 1000000} MB are not copied off this node",
-            note.large,
-            "and are lost if it is: `run --keep-files` chooses what is copied",
-        )
-    text = "outputs are not copied off this node"
-    _say_once(job, "room-told", text, note.roomless, "for there is no room on the launcher's disk")
-
-
-def _say_once(
-    job: str, mark: str, before: str, files: Sequence[Tuple[str, int]], after: str
-) -> None:
-    """`files`: (path, bytes), the largest first."""
-    mark = os.path.join(job, mark)
+    mark = os.path.join(job, "left-out-told")
     errors = sorted(glob.glob(os.path.join(glob.escape(job), "out", "rank-*.err")))
     if not files or not errors or os.path.exists(mark):
         return
-    path, size = files[0]
-    shown = os.fsencode(path.replace("\n", "?"))
-    number = f"{len(files)} of them; the largest is ".encode()
+    largest = max(files, key=lambda entry: entry.size)
     with open(errors[0], "ab") as file:
-        file.write(b"clusterctl: " + before.encode() + b" (" + number + shown)
-        file.write(f", {size / 1e6:.0f} MB) {after}\n".encode())
+        file.write(f"clusterctl: {len(files)} outputs are too large to be copied off".encode())
+        file.write(b" this node, such as " + os.fsencode(largest.path.replace("\n", "?")))
+        file.write(f" ({largest.size / 1e6:.0f} MB), and are lost if it is:".encode())
+        file.write(b" `run --keep-files` chooses what is copied\n")
     with open(mark, "w"):
         pass
-
-
-def send_output(job: str, out: IO[bytes]) -> None:
-    """Writes an archive of what the ranks here have printed, with a note at its end: how long each
-    file is, and what outputs there are."""
-    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        folder = os.path.join(job, "out")
-        os.stat(folder)
-        sizes = {}
-        for entry in sorted(outputs.walk(folder)):
-            outputs.add(archive, job, os.path.join("out", entry.path))
-        for entry in outputs.walk(folder):
-            sizes[os.path.join("out", entry.path)] = entry.size
-        listed = {entry.path: (entry.size, entry.modified) for entry in outputs.list_outputs(job)}
-        _add_note(archive, messages.pack(*messages.OutputNote(sizes, listed)))
-
-
-def receive_output(stream: IO[bytes], target: str) -> KnownFiles:
-    """On the launcher: unpacks that into a folder, and returns the outputs. Raises EOFError where
-    it broke off, or something has changed meanwhile."""
-    outputs.unpack(stream, target)
-    place = os.path.join(target, NOTE)
-    with contextlib.suppress(FileNotFoundError):
-        with open(place) as file:
-            note = messages.read(messages.OutputNote, json.load(file))
-        os.unlink(place)
-        if {entry.path: entry.size for entry in outputs.walk(target)} == note.sizes:
-            return note.outputs
-    raise EOFError("the connection was lost")
 
 
 def _look(scratch: str) -> KnownFiles:

@@ -806,7 +806,10 @@ class Supervisor:
         if room > 0:
             _do_each(lambda name: self._mirror_node(name, room), names)
 
-    def _mirror_node(self, name: str, room: int, largest: Optional[int] = None) -> None:
+    def _mirror_node(
+        self, name: str, room: int, largest: Optional[int] = None
+    ) -> Optional[messages.MirrorNote]:
+        """What the node has sent; None: nothing, since nothing is new, or it was cut off."""
         from . import mirror
 
         plan = self._plan.mirror
@@ -823,7 +826,7 @@ class Supervisor:
             # Over the connection that is there: a look that finds nothing new starts nothing.
             if asks and self._ask_node(name, plan.interval, "mirrored", wish).count("mirrored"):
                 self._write(notes, json.dumps(messages.spell_out(before._replace(time=when))))
-                return
+                return None
             with open(self._locate("mirror.log"), "ab") as log:
                 process = self._start_agent(
                     name, "send", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
@@ -838,9 +841,11 @@ class Supervisor:
                 )
                 said = messages.CopiesNote(when, note.files, note.left)
                 self._write(notes, json.dumps(messages.spell_out(said)))
+                return note
             except (EOFError, OSError) as error:  # the next look brings it
                 with open(self._locate("mirror.log"), "a") as log_file:
                     log_file.write(f"{name}: {error}\n")
+                return None
             finally:
                 process.stdout.close()
                 process.wait()
@@ -977,7 +982,7 @@ class Supervisor:
     def _save_node(self, name: str) -> bool:
         import shutil
 
-        from . import mirror
+        from . import mirror, outputs
 
         folder = shlex.quote(self._nodes[name].folder)
         question = f"if [ -d {folder} ]; then echo there; else echo none; fi"
@@ -991,22 +996,17 @@ class Supervisor:
         if said != "there":
             return bool(said == "none")  # the machine was replaced
         status = os.statvfs(self._locate("mirror"))
-        room = status.f_bavail * status.f_frsize - self._plan.mirror.reserve
-        if room > 0:
-            self._mirror_node(name, room, largest=mirror.EVERYTHING)
+        room = max(0, status.f_bavail * status.f_frsize - self._plan.mirror.reserve)
+        copied = self._mirror_node(name, room, largest=mirror.EVERYTHING)
+        if not copied or not copied.whole:
+            return False
         # Beside what is here: a node that is just ending must not take a whole copy with it.
         fresh, last = self._locate("saved", ".new-" + name), self._locate("saved", name)
         process = self._start_agent(name, "send_output", **streams)
         assert process.stdout
-        try:
-            listed = mirror.receive_output(process.stdout, fresh)
-        except (EOFError, OSError):
-            return False
-        finally:
-            process.stdout.close()
-            process.wait()
-        known = self._read_note(name).files
-        if any(known.get(path) != seen for path, seen in listed.items()):
+        with process, contextlib.suppress(EOFError, OSError):
+            outputs.unpack(process.stdout, fresh)
+        if process.returncode:
             return False
         with open(os.path.join(fresh, ".done"), "w"):
             pass
@@ -1172,7 +1172,7 @@ def cancel(job: str) -> None:
         start_aside(job, _CLEAN)
 
 
-def _do_each(work: Callable[[Any], None], items: Sequence[Any]) -> None:
+def _do_each(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
     """All at once."""
     threads = [threading.Thread(target=work, args=(item,), daemon=True) for item in items]
     for thread in threads:

@@ -122,6 +122,13 @@ def _send(job: str) -> None:
     mirror.send(job, wish, sys.stdout.buffer)
 
 
+def _send_output(job: str) -> None:
+    """What the ranks here have printed."""
+    os.stat(os.path.join(job, "out"))
+    paths = [entry.path for entry in outputs.walk(job, "out")]
+    outputs.pack(job, paths, sys.stdout.buffer)
+
+
 def _set_up(job: str, settings: str) -> int:
     from . import setup
 
@@ -170,7 +177,7 @@ VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     "restore": "resume.restore",
     "save": _save,
     "send": _send,
-    "send_output": "mirror.send_output",
+    "send_output": _send_output,
     "set_up": _set_up,
     "status": "supervise.tell_status",
     "stop": _stop,
