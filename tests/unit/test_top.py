@@ -183,15 +183,6 @@ def test_what_a_node_shows(tool: str, tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
-<<<<<<< HEAD
-def looked(seconds: float, *ticks: int) -> dict[str, Look]:
-    """A node whose ranks have used so many ticks, a hundredth of a second each."""
-    ranks = (f"process {rank} {stat(rank + 1, used)}" for rank, used in enumerate(ticks))
-    return {"w": top.read_top("w", said(seconds, *ranks))}
-
-
-=======
->>>>>>> 8e100c2c (Follow nodes that fall silent in one way: lost if they cannot be reached, else another connection)
 def test_a_node_of_an_older_clusterctl_is_given_the_agent_that_looks(tmp_path: Path) -> None:
     site = lab(tmp_path / "nodes")
     (tmp_path / "tree").mkdir()
