@@ -41,7 +41,9 @@ NONE = "none"
 """What --requirements says for no packages."""
 FETCH_TIMEOUT = 3600.0
 """Seconds that uv may take to download packages, and a node to get them."""
-_REASON = re.compile(r"(?m)^\s*(?:(?:error|cause): (.*)|(\w*Error: .*))")
+_REASON = re.compile(
+    r"(?m)^\s*(?:\S+: fatal error: (.*)|(?:error|cause): (?!Command ')(.*)|(\w*Error: .*))"
+)
 _UNBUILT = re.compile(r"Failed to build `([\w.-]+(?:==| @ (?!file:))[^`]+)`")
 """A package, not a project of the tree."""
 UNREADABLE = re.compile(
@@ -83,7 +85,7 @@ def check_uv(what: str, result: NodeResult, cwd: Path | None) -> str:
         return result.text
     complaints = re.sub(r"(https?://)[^\s/@]+@", r"\1***@", result.complaints)
     complaints = complaints.replace(f"{cwd}/", "")
-    said = [found[1] or found[2] for found in _REASON.finditer(complaints)]
+    said = ["".join(found) for found in _REASON.findall(complaints)]
     reasons = [reason for reason in said if not reason.startswith(_FRAMES)] or said
     # uv ends with 1 where versions do not fit together, and puts that into its last line.
     unsolved = result.exit_code == 1 and "No solution" in complaints
