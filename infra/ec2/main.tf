@@ -26,16 +26,27 @@ locals {
     g6   = { instance_type = "g6.xlarge", image = "nvidia" }
   }
 
+  # GPU types need the image with their driver.
+  standalone = [{
+    family        = "cpu"
+    instance_type = var.worker_type
+    count         = 2
+    image         = startswith(var.worker_type, "g4ad.") ? "amd" : can(regex("^(g|p)[0-9]", var.worker_type)) ? "nvidia" : "cpu"
+    numbers       = []
+    placement     = true
+  }]
+  groups = var.multinode_mpi ? local.standalone : var.groups
+
   # The numbers of a group's workers: its own, or those that follow the groups before it.
   numbers = [
-    for index, group in var.groups : length(group.numbers) > 0 ? group.numbers : range(
-      1 + sum(concat([0], [for before in slice(var.groups, 0, index) : before.count])),
-      1 + sum(concat([0], [for before in slice(var.groups, 0, index) : before.count])) + group.count
+    for index, group in local.groups : length(group.numbers) > 0 ? group.numbers : range(
+      1 + sum(concat([0], [for before in slice(local.groups, 0, index) : before.count])),
+      1 + sum(concat([0], [for before in slice(local.groups, 0, index) : before.count])) + group.count
     )
   ]
 
   workers = merge([
-    for index, group in var.groups : {
+    for index, group in local.groups : {
       for number in local.numbers[index] : "worker-${number}" => {
         role          = "worker"
         instance_type = coalesce(group.instance_type, try(local.families[group.family].instance_type, "unknown"))
@@ -174,7 +185,8 @@ resource "aws_instance" "this" {
   vpc_security_group_ids               = each.key == "launcher" ? [aws_security_group.nodes.id, aws_security_group.ssh.id] : contains(local.efa, each.key) ? null : [aws_security_group.nodes.id]
   key_name                             = one([for pair in aws_key_pair.this : pair.key_name])
   placement_group                      = contains(local.placement, each.key) ? one([for group in aws_placement_group.this : group.name]) : null
-  user_data                            = lookup(var.user_data, each.key, local.last_resort)
+  private_ip                           = lookup(local.addresses, each.key, null)
+  user_data                            = lookup(var.user_data, each.key, lookup(local.mesh, each.key, local.last_resort))
   instance_initiated_shutdown_behavior = "terminate"
   ebs_optimized                        = !startswith(each.value.instance_type, "t2.") # which EC2 refuses
 

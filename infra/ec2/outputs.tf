@@ -16,3 +16,13 @@ output "nodes" {
     }
   ]
 }
+
+output "log_in" {
+  description = "How to log in to the launcher of `multinode_mpi`. From there: ssh worker-1."
+  value       = var.multinode_mpi ? "ssh ubuntu@${aws_instance.this["launcher"].public_ip}" : null
+}
+
+output "mpirun" {
+  description = "What starts a program on both workers of `multinode_mpi`, from the launcher."
+  value       = var.multinode_mpi ? "mpirun -np 2 -H ${join(",", local.ranks)} -x MASTER_ADDR=${local.ranks[0]} -x MASTER_PORT=1234 python3 /test/multinode_ddp_mpi.py 1000 1000" : null
+}

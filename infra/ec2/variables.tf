@@ -240,3 +240,21 @@ variable "max_retries" {
   type        = number
   default     = 5
 }
+
+variable "multinode_mpi" {
+  description = "Whether to make a launcher and two workers that are used by hand: see README.md. clusterctl does not."
+  type        = bool
+  default     = false
+}
+
+variable "worker_type" {
+  description = "Instance type of the two workers of `multinode_mpi`, such as g4dn.xlarge."
+  type        = string
+  default     = "t3.xlarge"
+}
+
+variable "mesh_key" {
+  description = "The private key, in a file with its public half in FILE.pub beside it, with which nodes of `multinode_mpi` log in to each other."
+  type        = string
+  default     = "mesh_key"
+}

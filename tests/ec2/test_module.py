@@ -15,7 +15,7 @@ import pytest
 
 from clusterctl.core import assets, catalog
 from tests.conftest import Need, find
-from tests.ec2.conftest import World
+from tests.ec2.conftest import OUTSIDE, World
 from tests.sim.ec2.client import provider_mirror, terraform_environment
 from tests.sim.ec2.provider import StayingProvider, programs
 from tests.sim.lab import keypair
@@ -128,6 +128,75 @@ def test_a_security_scan_finds_nothing_unexplained(module: Path, need: Need) -> 
     skipped = re.findall(r"^  - (CKV\w+) *(#.*)?$", exceptions.read_text(), re.MULTILINE)
     assert skipped
     assert all(reason for _, reason in skipped)
+
+
+REPORT = "set -- $(hostname -I); echo $OMPI_COMM_WORLD_RANK $1 $MASTER_ADDR"
+PLAN = """
+mock_provider "aws" {}
+
+run "plan" {
+  command = plan
+
+  variables {
+    multinode_mpi = true
+    zone          = "us-east-1a"
+  }
+}
+"""
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    """The public half of the user's key, and beside it the key of the nodes."""
+    keypair(tmp_path / "mesh_key")
+    return keypair(tmp_path / "user")
+
+
+def test_what_is_missing_by_hand_is_said_with_the_command_that_brings_it(
+    module: Path, tmp_path: Path, key: str
+) -> None:
+    (module / "plans").mkdir()
+    (module / "plans" / "plan.tftest.hcl").write_text(PLAN)
+    given = {"public_key": key, "ssh_cidr": OUTSIDE, "mesh_key": f"{tmp_path}/mesh_key"}
+    commands = ("ssh-keygen -t ed25519", "checkip.amazonaws.com", "ssh-keygen -q -t ed25519 -N")
+    for name, command in zip(given, commands, strict=True):
+        words = [f"-var={other}={value}" for other, value in given.items() if other != name]
+        done = terraform(module, "test", "-no-color", "-test-directory=plans", *words)
+        assert done.returncode == 1
+        assert command in done.stderr
+        assert done.stderr.count("Error:") == 1
+
+
+@pytest.mark.netns
+@pytest.mark.sshd
+@pytest.mark.mpi
+def test_two_workers_are_used_by_hand(world: World, module: Path, tmp_path: Path, key: str) -> None:
+    """As README.md of the module says: log in, start ranks on both workers, destroy."""
+    words = [f"-var={name}" for name in ("multinode_mpi=true", f"public_key={key}")]
+    words += [f"-var=ssh_cidr={OUTSIDE}", f"-var=mesh_key={tmp_path}/mesh_key", "-input=false"]
+    apply = terraform(module, "apply", "-auto-approve", *words, **world.ec2.env)
+    assert apply.returncode == 0, apply.stderr
+    said = json.loads(terraform(module, "output", "-json").stdout)
+    nodes = said["nodes"]["value"]
+    assert [node["instance_type"] for node in nodes] == ["t3.micro", "t3.xlarge", "t3.xlarge"]
+    way_in, launch = said["log_in"]["value"].split(), said["mpirun"]["value"]
+    words_of_ssh = ("-i", f"{tmp_path}/user", "-o", "StrictHostKeyChecking=no")
+    words_of_ssh += ("-o", f"UserKnownHostsFile={tmp_path}/known", "-o", "ConnectTimeout=60")
+
+    def ssh(command: str) -> str:
+        argv = [way_in[0], *words_of_ssh, way_in[1], command]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{done.stderr}\n{world.ec2.log()}"
+        return done.stdout
+
+    ssh("cloud-init status --wait && command -v docker")
+    start = launch.partition(" python3 ")[0]
+    said_by = ssh(f"{start} sh -c '{REPORT}'")
+    first, second = (node["private_address"] for node in nodes[1:])
+    assert sorted(said_by.split("\n"))[1:] == [f"0 {first} {first}", f"1 {second} {first}"]
+    assert ssh("ssh worker-2 ssh worker-1 ssh launcher echo there") == "there\n"
+    destroy = terraform(module, "destroy", "-auto-approve", *words, **world.ec2.env)
+    assert destroy.returncode == 0, destroy.stderr
 
 
 DRIFTS = {
