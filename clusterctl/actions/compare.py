@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Collection
 
 from clusterctl.actions import jobs
 from clusterctl.core.job import Job
@@ -38,41 +37,21 @@ def _compare_files(
         if not (store.home.stages / job.stage).is_file():
             report(f"the files of job {job.id} are not stored: only the records are compared")
             return ()
-    changed = compare.compare_files(_read_digests(store, first), _read_digests(store, second))
-    paths = {path for path, _ in changed}
-    before, after = _read_texts(store, first, paths), _read_texts(store, second, paths)
-    return tuple(
-        FileChange(path, how, compare.compare_texts(path, before.get(path), after.get(path)))
-        for path, how in changed
-    )
+    return compare.compare_trees(_read_tree(store, first), _read_tree(store, second))
 
 
-def _open(store: Store, job: Job) -> tarfile.TarFile:
-    """The archive, which has no end mark (see `jobs.stage.write_archive`)."""
-    return tarfile.open(
-        store.home.stages / job.stage, "r:", encoding="utf-8", errors="surrogateescape"
-    )
-
-
-def _read_digests(store: Store, job: Job) -> dict[str, str]:
+def _read_tree(store: Store, job: Job) -> compare.Tree:
+    """The archive has no end mark (see `jobs.stage.write_archive`)."""
     found = {}
-    with _open(store, job) as archive:
+    path = store.home.stages / job.stage
+    with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as archive:
         for member in archive:
             digest = hashlib.sha256(f"{member.mode:o} {member.linkname}".encode(errors="replace"))
+            content = None
             if member.isreg() and (file := archive.extractfile(member)):
                 while chunk := file.read(LARGEST):
                     digest.update(chunk)
+                    content = chunk if member.size <= LARGEST else None
             if not member.isdir():
-                found[member.name.removeprefix(PREFIX)] = digest.hexdigest()
-    return found
-
-
-def _read_texts(store: Store, job: Job, paths: Collection[str]) -> dict[str, bytes]:
-    found = {}
-    with _open(store, job) as archive:
-        for member in archive:
-            path = member.name.removeprefix(PREFIX)
-            small = member.isreg() and member.size <= LARGEST
-            if path in paths and small and (file := archive.extractfile(member)):
-                found[path] = file.read()
+                found[member.name.removeprefix(PREFIX)] = digest.hexdigest(), content
     return found

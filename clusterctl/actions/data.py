@@ -18,7 +18,7 @@ from secrets import token_hex
 from typing import Any
 
 from clusterctl import process
-from clusterctl.actions.common import choose_cluster, connect_or_report, open_pool, require_ready
+from clusterctl.actions.common import Connected, choose_cluster, connect_all, require_ready
 from clusterctl.actions.shared_folder import SLOWEST
 from clusterctl.core import assets
 from clusterctl.core.model import Cluster, Node, NodeResult, Reporter
@@ -30,10 +30,9 @@ from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_l
 from clusterctl.jobs import submit
 from clusterctl.jobs.fetch import persist_each, render_paths
 from clusterctl.project.contents import read_folder
-from clusterctl.state.home import Home
 from clusterctl.state.store import Store
 from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.pool import LocalChannel, Pool
+from clusterctl.transport.pool import LocalChannel
 from clusterctl.transport.protocol import Channel
 
 PUSH_TIMEOUT = 3600.0
@@ -205,41 +204,35 @@ def copy(
     if not source.is_dir():
         raise UsageError(f"{source} is not a folder", hint="give the data set's folder")
     check_data_name(name)
-    with _open_workers(store, cluster, report) as (pool, nodes):
-        have = _find_holders(nodes, name, mark, pool) if mark else []
+    with _open_workers(store, cluster, report) as (at, nodes):
+        have = _find_holders(at, nodes, name, mark) if mark else []
         missing = [node for node in nodes if node not in have]
         if not missing:
             report(f"all workers already have {name}")
             return ()
         if submit.may_spread(missing):
-            return _copy_to_stores(source, missing, name, mark, pool, store.home, report)
+            return _copy_to_stores(at, source, missing, name, mark)
         got = [] if have else [nodes[0]]
         if got:
-            _copy_to_stores(source, got, name, mark, pool, store.home, report)
+            _copy_to_stores(at, source, got, name, mark)
         missing = [node for node in missing if node not in got]
         found = [(path, path.lstat()) for path in sorted(source.rglob("*"))]
         found = [(path, it) for path, it in found if stat.S_IFMT(it.st_mode) in _SENT]
         paths = render_paths([str(path.relative_to(source)) for path, _ in found])
         size = sum(it.st_size for _, it in found if stat.S_ISREG(it.st_mode))
-        passed_on = _spread(have + got, missing, name, mark, size, pool, report, paths)
+        passed_on = _spread(at, have + got, missing, name, mark, size, paths)
         return (*(node.name for node in got), *passed_on)
 
 
 def _copy_to_stores(
-    source: Path,
-    nodes: Sequence[Node],
-    name: str,
-    mark: str,
-    pool: Pool,
-    home: Home,
-    report: Reporter,
+    at: Connected, source: Path, nodes: Sequence[Node], name: str, mark: str
 ) -> tuple[str, ...]:
     """What none of the nodes has had before leaves this machine once. The mark goes first and comes
     last: what is half there has none."""
     names = [node.name for node in nodes]
-    report(f"copying {name} to {', '.join(names)}")
+    at.report(f"copying {name} to {', '.join(names)}")
     try:
-        content = read_folder(source, home)
+        content = read_folder(source, at.store.home)
     except Failure as error:
         raise make_local_error(str(error), error.errno) from error
 
@@ -248,7 +241,7 @@ def _copy_to_stores(
     def spread(names: Sequence[str]) -> Sequence[NodeResult]:
         # Those that have it all take part again, and pass it on.
         results = submit.spread(
-            pool,
+            at.pool,
             [node for node in nodes if node.name in {*whole, *names}],
             f"data/{name}",
             content,
@@ -260,24 +253,21 @@ def _copy_to_stores(
         whole.update(result.node for result in results if result.ok)
         return results
 
-    require_copied(persist_each(pool, spread, names, report), name)
+    require_copied(persist_each(at.pool, spread, names, at.report), name)
     if mark:
-        _mark_complete(nodes, name, mark, pool, report)
+        _mark_complete(at, nodes, name, mark)
     return tuple(names)
 
 
-def _mark_complete(
-    nodes: Sequence[Node], name: str, mark: str, pool: Pool, report: Reporter
-) -> None:
+def _mark_complete(at: Connected, nodes: Sequence[Node], name: str, mark: str) -> None:
     commands = {node.name: f"echo {mark} >{_quote(node, f'.{name}.complete')}" for node in nodes}
-    require_copied(_run_each(pool, list(commands), commands.__getitem__, report), name)
+    require_copied(_run_each(at, list(commands), commands.__getitem__), name)
 
 
 def _run_each(
-    pool: Pool,
+    at: Connected,
     names: Sequence[str],
     render: Callable[[str], str],
-    report: Reporter,
     timeout: float = 30.0,
     stdin: bytes = b"",
 ) -> Sequence[NodeResult]:
@@ -285,46 +275,44 @@ def _run_each(
 
     def run(names: Sequence[str]) -> Sequence[NodeResult]:
         commands = {name: render(name) for name in names}
-        return pool.run(commands, stdin=stdin, timeout=timeout)
+        return at.pool.run(commands, stdin=stdin, timeout=timeout)
 
-    return persist_each(pool, run, names, report)
+    return persist_each(at.pool, run, names, at.report)
 
 
 @contextmanager
 def _open_workers(
     store: Store, cluster: Cluster, report: Reporter
-) -> Iterator[tuple[Pool, list[Node]]]:
+) -> Iterator[tuple[Connected, list[Node]]]:
     """The nodes of a batch system see the login node's folders."""
     nodes = list(cluster.workers or (cluster.launcher,))
-    with open_pool(store, cluster) as pool:
-        away = connect_or_report(pool, [node.name for node in nodes], report)
-        for node, why in away.items():
+    with connect_all(store, cluster, report, [node.name for node in nodes]) as at:
+        for node, why in at.away.items():
             raise NodeUnreachable(
                 f"{node} does not answer: {why}", hint="check with `status --live`"
             )
-        yield pool, nodes
+        yield at, nodes
 
 
 def _quote(node: Node, place: str) -> str:
     return shlex.quote(f"{node.root}/data/{place}")
 
 
-def _find_holders(nodes: Sequence[Node], name: str, mark: str, pool: Pool) -> list[Node]:
+def _find_holders(at: Connected, nodes: Sequence[Node], name: str, mark: str) -> list[Node]:
     """Those that have a complete copy."""
     asked = {node.name: f"cat {_quote(node, f'.{name}.complete')} 2>&1" for node in nodes}
-    found = pool.run(asked, timeout=30) if asked else ()
+    found = at.pool.run(asked, timeout=30) if asked else ()
     have = {result.node for result in found if result.text.strip() == mark}
     return [node for node in nodes if node.name in have]
 
 
 def _spread(
+    at: Connected,
     holders: Sequence[Node],
     missing: Sequence[Node],
     name: str,
     mark: str,
     size: int,
-    pool: Pool,
-    report: Reporter,
     paths: bytes | None = None,
 ) -> list[str]:
     """To the others over the network between the nodes: each that has it passes it on. The names of
@@ -334,15 +322,14 @@ def _spread(
     while missing:
         pairs = list(zip(holders, missing, strict=False))
         names = [node.name for _, node in pairs]
-        report(f"copying {name} ({format_bytes(size)}) between nodes to {', '.join(names)}")
+        at.report(f"copying {name} ({format_bytes(size)}) between nodes to {', '.join(names)}")
         by_name = {pair[0].name: pair for pair in pairs}
 
         def render(source: str, by_name: Mapping[str, tuple[Node, Node]] = by_name) -> str:
             return _render_pass(*by_name[source], name, mark, size, replaced=paths is None)
 
-        results = _run_each(
-            pool, list(by_name), render, report, 3600 + size / SLOWEST, stdin=paths or b""
-        )
+        limit = 3600 + size / SLOWEST
+        results = _run_each(at, list(by_name), render, limit, stdin=paths or b"")
         require_copied([replace(r, node=by_name[r.node][1].name) for r in results], name)
         holders += [node for _, node in pairs]
         got += names
@@ -464,11 +451,11 @@ def _find(url: str) -> Source:
 def _copy_to_nodes(
     store: Store, cluster: Cluster, name: str, source: Source, progress: Progress, report: Reporter
 ) -> CopiedDataSet:
-    with _open_workers(store, cluster, report) as (pool, nodes):
+    with _open_workers(store, cluster, report) as (at, nodes):
         first, *others = nodes
         try:
             report(f"{first.name} downloads {_describe_source(source)}")
-            channel = pool.find_transport(first.name).open(_render_command(first))
+            channel = at.pool.find_transport(first.name).open(_render_command(first))
             listing = _follow(channel, f"{first.root}/data", name, source, progress, report)
         except UnreachableSource as error:
             report(
@@ -477,16 +464,15 @@ def _copy_to_nodes(
             )
             root = store.home.make(locate_copies(store))
             listing = _download_here(root, name, source, progress, report)
-            if not _find_holders([first], name, _make_mark(listing), pool):
-                require_copied(
-                    pool.run({first.name: f"rm -rf {_quote(first, name)}"}, timeout=60), name
-                )
-                _copy_to_stores(root / name, [first], name, "", pool, store.home, report)
+            if not _find_holders(at, [first], name, _make_mark(listing)):
+                gone = at.pool.run({first.name: f"rm -rf {_quote(first, name)}"}, timeout=60)
+                require_copied(gone, name)
+                _copy_to_stores(at, root / name, [first], name, "")
         mark, size = _make_mark(listing), sum(size for _, size, _ in listing)
-        _mark_complete([first], name, mark, pool, report)
-        have = _find_holders(others, name, mark, pool)
+        _mark_complete(at, [first], name, mark)
+        have = _find_holders(at, others, name, mark)
         missing = [node for node in others if node not in have]
-        got = _spread([first, *have], missing, name, mark, size, pool, report)
+        got = _spread(at, [first, *have], missing, name, mark, size)
     return CopiedDataSet(name, f"{first.root}/data/{name}", (first.name, *got))
 
 

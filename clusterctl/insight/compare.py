@@ -102,13 +102,20 @@ def _render(value: object) -> str:
     return "yes" if value is True else str(value or "")
 
 
-def compare_files(
-    first: Mapping[str, str], second: Mapping[str, str]
-) -> tuple[tuple[str, str], ...]:
-    """Paths and how they differ, from the digests of two trees."""
+Tree = Mapping[str, tuple[str, bytes | None]]
+"""By path: a digest of what the file is, and its content, if it is small."""
+
+
+def compare_trees(first: Tree, second: Tree) -> tuple[FileChange, ...]:
+    """The files that are not the same in both."""
     how = {(False, True): "added", (True, False): "removed", (True, True): "changed"}
+    nothing = ("", None)
     return tuple(
-        (path, how[path in first, path in second])
+        FileChange(
+            path,
+            how[path in first, path in second],
+            compare_texts(path, first.get(path, nothing)[1], second.get(path, nothing)[1]),
+        )
         for path in sorted({*first, *second})
         if first.get(path) != second.get(path)
     )
