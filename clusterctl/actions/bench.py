@@ -10,7 +10,7 @@ from clusterctl.actions import call, run, verify
 from clusterctl.actions.common import open_pool
 from clusterctl.actions.run import Printed
 from clusterctl.core.job import Job, JobSpec, JobState
-from clusterctl.core.model import Cluster, Reporter
+from clusterctl.core.model import Accelerator, Cluster, Reporter
 from clusterctl.core.text import count
 from clusterctl.errors import ClusterctlError, JobError, NodeUnreachable, UsageError
 from clusterctl.insight import scaling
@@ -44,7 +44,7 @@ def measure_allreduce(
     rows: list[scaling.Row] = []
     failed: dict[str, str] = {}
     with open_pool(store, cluster) as pool:
-        for backend in backends or verify.list_backends(cluster):
+        for backend in backends or _list_backends(cluster):
             measured: list[Sequence[MetricPoint]] = []
             args = ("--backend", backend, "--max-bytes", str(largest), "--metrics")
             try:
@@ -116,6 +116,12 @@ def measure_scaling(
     curve = replace(curve, time=time.time())
     verify.keep(store, cluster, "bench scaling", curve)
     return curve
+
+
+def _list_backends(cluster: Cluster) -> tuple[str, ...]:
+    """Those that its nodes have."""
+    gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
+    return ("mpi", "gloo", *["nccl"] * gpus)
 
 
 def _find_or_measure(

@@ -10,7 +10,6 @@ from functools import partial
 from clusterctl.actions import jobs
 from clusterctl.actions.common import open_pool
 from clusterctl.batch.system import load_system
-from clusterctl.core import clock
 from clusterctl.core import stacks as core_stacks
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job, JobState
@@ -28,9 +27,8 @@ from clusterctl.jobs.submit import list_nodes, list_rank_nodes
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
-LIMIT, LEAST = 12.0, 4.0
-"""Seconds from the start of the command to the end of the look, and those that the look has in any
-case: on a busy machine Python alone may take as long as the rest."""
+LIMIT = 11.0
+"""Seconds that the look may take."""
 CONNECT, ANSWER, REFRESH = 5.0, 8.0, 3.0
 """Seconds for a connection to a node, for what the node shows, and for the state of the job."""
 SHORTEST = 1.0
@@ -57,19 +55,10 @@ class Diagnosis:
     evidence: Evidence
 
 
-def diagnose(
-    store: Store,
-    number: int,
-    where: str | None,
-    report: Reporter,
-    *,
-    whole_command: bool = False,
-) -> Diagnosis:
-    """Asks the nodes within the limit, which counts from the start of this process where it is a
-    `whole_command`; after `down`, what was saved of the job is judged."""
+def diagnose(store: Store, number: int, where: str | None, report: Reporter) -> Diagnosis:
+    """Asks the nodes within the limit; after `down`, what was saved of the job is judged."""
     began = time.monotonic()
-    spent = clock.measure_age() if whole_command else 0.0
-    deadline = Deadline(max(LEAST, LIMIT - spent))
+    deadline = Deadline(LIMIT)
     job = jobs.find_job(store, number, where)
     cluster = jobs.find_cluster(store, job)
     if cluster is None or cluster.phase is not Phase.READY:

@@ -16,22 +16,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from clusterctl.actions import jobs, run
+from clusterctl.actions import jobs
 from clusterctl.actions.common import open_pool, require_ready
 from clusterctl.batch.system import load_system
-from clusterctl.core import assets, clock
+from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.job import JobState
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.core.text import count
 from clusterctl.errors import (
     ClusterctlError,
-    NodeUnreachable,
     RecordError,
     UsageError,
 )
 from clusterctl.insight import verify
-from clusterctl.insight.verify import LeftOut, Link, Measurements, NodeFigures, Reduction
+from clusterctl.insight.verify import LeftOut, Link, Measurements, NodeFigures
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Channel
@@ -319,17 +317,14 @@ def measure_gpus(found: Measured, seconds: float) -> None:
 
 # -------------------------------------------------------------------------------------------------
 
-PROGRAM = "reduce_all.py"
 NODES = 8
 """Nodes of which all is measured within the time of an `Effort`; more get more in proportion."""
-REDUCTION, ENDING = 3.0, 1.5
-"""Seconds without which no all-reduce is begun, and those for the end of one that is too slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """Seconds of each measurement at most, bytes on the disk, and seconds of all together: by
-    which share of these the nodes, the rates of GEMM and the links have to be done."""
+    which share of these the nodes and the rates of GEMM have to be done."""
 
     compute: float
     link: float
@@ -337,29 +332,18 @@ class Effort:
     seconds: float
     nodes: float
     gemm: float
-    links: float
 
 
-THOROUGH = Effort(
-    compute=0.25, link=0.2, disk=64 << 20, seconds=28.8, nodes=0.2, gemm=0.55, links=0.62
-)
-QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, seconds=4.6, nodes=0.65, gemm=0.0, links=0.93)
+THOROUGH = Effort(compute=0.25, link=0.2, disk=64 << 20, seconds=18.0, nodes=0.32, gemm=0.88)
+QUICK = Effort(compute=0.1, link=0.1, disk=16 << 20, seconds=4.3, nodes=0.7, gemm=0.0)
 
 
 def measure(
-    store: Store,
-    cluster: Cluster,
-    report: Reporter,
-    *,
-    quick: bool,
-    now: bool,
-    whole_command: bool = False,
+    store: Store, cluster: Cluster, report: Reporter, *, quick: bool, now: bool
 ) -> Measurements:
-    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system. The time
-    limit counts from the start of this process where it is a `whole_command`."""
+    """Raises RecordError while a job runs, unless `now`; UsageError for a batch system."""
     effort = QUICK if quick else THOROUGH
-    spent = min(clock.measure_age(), effort.seconds / 3) if whole_command else 0.0
-    deadline = Deadline(effort.seconds * max(1.0, len(cluster.workers) / NODES) - spent)
+    deadline = Deadline(effort.seconds * max(1.0, len(cluster.workers) / NODES))
     require_measurable(store, cluster, report, now=now)
     with open_pool(store, cluster) as pool:
         return measure_over(store, cluster, pool, effort, report, deadline)
@@ -376,13 +360,12 @@ def measure_over(
     """What there is time for until the deadline, over these connections. It is put on record."""
     began = time.monotonic()
     found = _measure(cluster, pool, effort, report, deadline)
-    reductions = _reduce_all(store, cluster, pool, found, report, deadline) if effort.gemm else ()
     nodes, links = found.nodes, tuple(found.links)
     left_out = tuple(LeftOut(w, tuple(names), why) for (w, why), names in found.left_out.items())
     one = len(list_machines(cluster)) == 1
-    verdicts = verify.judge(nodes, links, reductions, left_out, one_machine=one)
+    verdicts = verify.judge(nodes, links, left_out, one_machine=one)
     seconds = time.monotonic() - began
-    measured = Measurements(nodes, links, reductions, verdicts, seconds, time.time(), left_out)
+    measured = Measurements(nodes, links, verdicts, seconds, time.time(), left_out)
     keep(store, cluster, "verify", measured)
     return measured
 
@@ -412,7 +395,7 @@ def _measure(
         measure_nodes(found, ("torch", "gemm"), limit(effort.gemm), effort.compute)
     if pairs := len(found.names) * (len(found.names) - 1) // 2:
         report(f"measuring {count(pairs, 'link')}")
-    measure_links(found, effort.link, limit(effort.links))
+    measure_links(found, effort.link, deadline)
     return found
 
 
@@ -451,70 +434,3 @@ def recall(store: Store, cluster: Cluster, verb: str, kind: type[T]) -> T | None
 def load_last(store: Store, cluster: Cluster) -> Measurements | None:
     """What `verify` has measured last."""
     return recall(store, cluster, "verify", Measurements)
-
-
-def list_backends(cluster: Cluster) -> tuple[str, ...]:
-    """Those that its nodes have."""
-    gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
-    return ("mpi", "gloo", *["nccl"] * gpus)
-
-
-def _reduce_all(
-    store: Store,
-    cluster: Cluster,
-    pool: Pool,
-    found: Measured,
-    report: Reporter,
-    deadline: Deadline,
-) -> tuple[Reduction, ...]:
-    """An all-reduce in each backend, unless a node or link is broken that it would wait for."""
-    broken = next((node.name for node in found.nodes if node.error), "")
-    broken = broken or next((link.name for link in found.links if link.error), "")
-    why = f"no connection: {broken}" if broken else NO_TIME
-    backends, reductions = list_backends(cluster), []
-    for number, backend in enumerate(backends):
-        # Each gets its part of the time, and what those before it have left.
-        seconds = deadline.left / (len(backends) - number) - ENDING
-        if broken or seconds < REDUCTION:
-            found.leave_out("all-reduce", [f"all-reduce {backend}"], why)
-            continue
-        most = _count_nodes(cluster, backend)
-        report(f"all-reduce over {backend}")
-        reductions.append(_reduce(store, cluster, pool, backend, most, seconds))
-        found.leave_out(
-            f"all-reduce {backend}",
-            [node.name for node in cluster.workers[most:]],
-            "loading PyTorch on so many nodes of one machine takes too long",
-        )
-    return tuple(sorted(reductions, key=lambda item: item.backend))
-
-
-def _count_nodes(cluster: Cluster, backend: str) -> int:
-    """Those that take part: of one machine only so many as can load PyTorch in a few seconds."""
-    number = len(cluster.workers)
-    if backend == "mpi" or len(list_machines(cluster)) > 1:
-        return number
-    return min(number, 2 * max(1, cluster.workers[0].facts.cores))
-
-
-def _reduce(
-    store: Store, cluster: Cluster, pool: Pool, backend: str, nodes: int, seconds: float
-) -> Reduction:
-    """An all-reduce over all ranks of so many nodes, as a job like any other."""
-    try:
-        job, printed = run.run_bundled(
-            *(store, cluster, pool, "verify", PROGRAM, ("--backend", backend)),
-            backend=backend,
-            nodes=nodes,
-            timeout=seconds,
-        )
-    except NodeUnreachable:
-        raise
-    except ClusterctlError as error:
-        return Reduction(backend, error=error.message)
-    if job.state is JobState.TIMEOUT:
-        return Reduction(backend, error=f"it did not end within {seconds:.2g} s")
-    said = [printed.get((rank, "stdout"), b"") for rank in range(job.ranks)]
-    if job.program_exit_code != 0:
-        said += [text for (_, stream), text in printed.items() if stream == "stderr"]
-    return verify.read_reduction(backend, b"\n".join(said).decode(errors="replace"))

@@ -54,10 +54,7 @@ SHOWN = 12
 
 def doctor(given: Doctor, console: Console) -> None:
     store, number = choose_number(given, console)
-    found = actions_doctor.diagnose(
-        *(store, number, given.cluster, console.report),
-        whole_command=True,
-    )
+    found = actions_doctor.diagnose(store, number, given.cluster, console.report)
     job = found.job
     console.report(f"job {job.id}, {count(job.ranks, 'rank')}: {job.state.value}")
     console.result("\n\n".join([*_render_findings(found), *_render_stacks(found, console.verbose)]))
@@ -112,7 +109,6 @@ def verify(given: Verify, console: Console) -> None:
         *(store, cluster, console.report),
         quick=given.quick,
         now=given.now,
-        whole_command=True,
     )
     console.result(format_table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
     low = len(found.low)
@@ -125,7 +121,6 @@ def verify(given: Verify, console: Console) -> None:
         verdicts=found.verdicts,
         nodes=found.nodes,
         links=found.links,
-        reductions=found.reductions,
         left_out=found.left_out,
     )
     if low:

@@ -152,17 +152,6 @@ class Deadline:
 NEVER = Deadline(math.inf)
 
 
-def measure_age() -> float:
-    """Seconds since this process was started, loading Python included; 0 where the system does not
-    tell, or shows a container another time than its processes."""
-    try:
-        with open("/proc/uptime") as uptime, open("/proc/self/stat") as stat:
-            started = int(stat.read().rpartition(")")[2].split()[19])
-            return max(0.0, float(uptime.read().split()[0]) - started / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 def run_in_background(action: Callable[[], T]) -> Future[T]:
     """Starts `action` in a thread that does not keep the interpreter from ending, unlike those of
     an executor: what it waits for may never come."""

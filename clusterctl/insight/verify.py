@@ -104,18 +104,6 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
-    """An all-reduce over all ranks: latency of the smallest message, bus bandwidth of the
-    largest (bytes per second)."""
-
-    backend: str
-    ranks: int = 0
-    latency: float = 0.0
-    rate: float = 0.0
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class LeftOut:
     """What was not measured of nodes or links, and why."""
 
@@ -142,7 +130,6 @@ class Measurements:
 
     nodes: tuple[NodeFigures, ...]
     links: tuple[Link, ...]
-    reductions: tuple[Reduction, ...]
     verdicts: tuple[Verdict, ...]
     seconds: float
     time: float = 0.0
@@ -204,7 +191,6 @@ def pair_up(names: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
 def judge(
     nodes: Sequence[NodeFigures],
     links: Sequence[Link],
-    reductions: Sequence[Reduction] = (),
     left_out: Sequence[LeftOut] = (),
     *,
     one_machine: bool,
@@ -221,7 +207,6 @@ def judge(
     ends = {node.name: node for node in nodes}
     busy = one_machine and any(_describe_others(node) for node in nodes)
     found += _judge_links(links, ends, memory if one_machine else 0.0, busy)
-    found += (_judge_reduction(item, links, busy) for item in reductions)
     found += map(_describe_left_out, left_out)
     return tuple(found)
 
@@ -414,16 +399,6 @@ def _describe_devices(link: Link, ends: Mapping[str, NodeFigures]) -> str:
     return text
 
 
-def _judge_reduction(item: Reduction, links: Sequence[Link], busy: bool) -> Verdict:
-    subject = f"all-reduce {item.backend}"
-    if item.error:
-        return _give(subject, "all-reduce", True, item.error, noted=busy)
-    slowest = min((link.least for link in links if not link.error), default=0.0)
-    share = f", {item.rate / slowest:.0%} of the slowest link" if slowest else ""
-    text = f"{item.latency * 1e6:.0f} µs; {format_rate(item.rate)}{share}"
-    return _give(subject, "all-reduce", False, text, item.rate, slowest or None)
-
-
 def format_rate(value: float, unit: str = "B/s") -> str:
     """`2.1 GB/s`, `350 GFLOP/s`."""
     scales = {"T": 1e12, "G": 1e9, "M": 1e6}
@@ -432,7 +407,7 @@ def format_rate(value: float, unit: str = "B/s") -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# What programs on nodes print for `verify`, read: nvidia-smi, rocm-smi, reduce_all.py. Pure.
+# What programs on nodes print for `verify`, read: nvidia-smi, rocm-smi. Pure.
 
 
 _THROTTLED = {
@@ -514,15 +489,3 @@ def read_rocm_smi(text: str) -> tuple[Gpu, ...]:
             )
         )
     return tuple(found)
-
-
-def read_reduction(backend: str, text: str) -> Reduction:
-    """The table that reduce_all.py prints: bytes, µs, algorithm and bus bandwidth in GB/s."""
-    rows = [line.split() for line in text.splitlines()]
-    table = [row for row in rows if len(row) == 4 and None not in map(_read_number, row)]
-    ranks = re.search(r"^ok: (\d+) ranks", text, re.MULTILINE)
-    if not table or not ranks:
-        said = [line for line in text.splitlines() if line.strip()]
-        return Reduction(backend, error=said[-1] if said else "no rank printed anything")
-    latency, rate = float(table[0][1]) / 1e6, float(table[-1][3]) * 1e9
-    return Reduction(backend, int(ranks[1]), latency, rate)

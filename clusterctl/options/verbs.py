@@ -195,7 +195,7 @@ class Verify(Named, heading=CLUSTERS, module="insight"):
     """
 
     examples = ("clusterctl verify", "clusterctl verify lab --quick")
-    quick = flag("--quick", OPTIONS, "Take about five seconds: no GEMM, no all-reduce")
+    quick = flag("--quick", OPTIONS, "Take about five seconds: no GEMM")
     now = flag("--now", OPTIONS, "Measure even while a job runs")
 
 

@@ -18,8 +18,7 @@ def lines(report: dict[str, Any], what: str) -> list[tuple[str, str]]:
     return [(v["subject"], v["state"]) for v in report["verdicts"] if v["what"] == what]
 
 
-@pytest.mark.mpi
-def test_nodes_links_and_all_reduces(cli: Cli) -> None:
+def test_nodes_and_links(cli: Cli) -> None:
     """Everything is measured, if other tests leave time for it; what a busy machine slows down is
     no reason for exit code 8."""
     tries: list[Done] = []
@@ -27,8 +26,7 @@ def test_nodes_links_and_all_reduces(cli: Cli) -> None:
     def complete() -> bool:
         tries.append(cli("verify", "--json", timeout=120, code=None))
         found = tries[-1].document()
-        late = [v for v in found["verdicts"] if "it did not end within" in v["text"]]
-        return not (found["left_out"] or late)
+        return not found["left_out"]
 
     wait_for(complete, 150, lambda: f"verify to have time for all: {tries[-1]}")
     done = tries[-1]
@@ -36,12 +34,7 @@ def test_nodes_links_and_all_reduces(cli: Cli) -> None:
     for what in ("cores", "core speed", "memory copy", "disk write", "GEMM cpu float32", "clock"):
         assert [name for name, _ in lines(report, what)] == ["worker-1", "worker-2"], what
     assert [name for name, _ in lines(report, "bandwidth")] == ["worker-1 – worker-2"]
-    reduced = [("all-reduce gloo", "ok"), ("all-reduce mpi", "ok")]
-    assert lines(report, "all-reduce") == reduced
     assert (done.code == 8) != report["ok"]
-    purposes = {job["purpose"] for job in cli.json("jobs", "--all")["jobs"]}
-    assert "verify" in purposes
-    assert {job["purpose"] for job in cli.json("jobs")["jobs"]} <= {""}
 
 
 def test_a_slow_link(cli: Cli, need: Need) -> None:

@@ -20,7 +20,7 @@ CASES = sorted((Path(__file__).parents[1] / "cases" / "scaling").glob("*.json"))
 
 def report(*links: Link, **node: Any) -> Measurements:
     nodes = (NodeFigures("worker-1", **node), NodeFigures("worker-2", **node))
-    return Measurements(nodes, links, (), (), 1.0)
+    return Measurements(nodes, links, (), 1.0)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -304,7 +304,6 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "terraform": lambda text: events.parse_event(text.encode()),
     "nvidia-smi": verify.read_nvidia_smi,
     "rocm-smi": verify.read_rocm_smi,
-    "reduce_all.py": lambda text: verify.read_reduction("mpi", text),
     "show": lambda text: node_views.read_look("worker-1", text),
     "show_stacks": node_views.read_dumps,
     "show_moves": node_views.read_moves,

@@ -52,7 +52,7 @@ def recorded(ranks: int = 1) -> Cluster:
         (folder.parent / ".complete").touch()
         store.save_provenance(number, Provenance(commit="c0ffee" * 7, branch=name))
     verdicts = (Verdict("worker-1", "GEMM", "low", "61% of the median: too hot"),)
-    verify.keep(store, where, "verify", Measurements((), (), (), verdicts, 4.0, time=1200.0))
+    verify.keep(store, where, "verify", Measurements((), (), verdicts, 4.0, time=1200.0))
     verify.keep(store, where, "bench allreduce", curves())
     verify.keep(store, where, "bench scaling", scaled())
     return where

@@ -111,7 +111,7 @@ def test_a_figure_that_is_missing_does_not_count_for_the_others() -> None:
 def test_what_was_left_out_is_a_note() -> None:
     pairs = tuple(f"worker-1 – worker-{n}" for n in range(2, 9))
     left_out = [LeftOut("GEMM", ("worker-3",), "no time left"), LeftOut("link", pairs, "no time")]
-    verdicts = verify.judge([], [], [], left_out, one_machine=True)
+    verdicts = verify.judge([], [], left_out, one_machine=True)
     assert [(v.subject, v.what, v.state, v.text) for v in verdicts] == [
         ("worker-3", "GEMM", "note", "not measured: no time left"),
         ("7 links", "link", "note", f"not measured: no time ({', '.join(pairs[:4])} …)"),
@@ -245,29 +245,6 @@ def test_rocm_smi() -> None:
     [gpu] = verify.read_rocm_smi(text)
     assert gpu == Gpu(0, "Radeon Pro V520", driver="6.7.0", temperature=96.0, utilization=7.0)
     assert verify.read_rocm_smi("rocm-smi: command not found") == ()
-
-
-TABLE = """\
-[Rank0] worker-1 | before: [0, 0, 0, 0] | after: [1, 1, 1, 1]
-ok: 2 ranks on 2 hosts, each holds 1 = W(W-1)/2, over gloo
-       bytes   latency us   algbw GB/s   busbw GB/s
-           8        19.32       0.0000       0.0000
-     2097152     15299.05       0.1371       0.1371
-"""
-
-
-def test_the_table_of_an_all_reduce() -> None:
-    found = verify.read_reduction("gloo", TABLE)
-    assert (found.ranks, found.error) == (2, "")
-    assert (found.latency, found.rate) == pytest.approx((19.32e-6, 137.1e6))
-    failed = verify.read_reduction("nccl", "Traceback\nRuntimeError: no GPU\n")
-    assert failed.error == "RuntimeError: no GPU"
-    unlike = [Link("a", "b", 1e-4, 5e8), Link("a", "c", 1e-4, 2.742e8)]
-    assert verify.judge([], unlike, [found], one_machine=False)[-1].text == (
-        "19 µs; 137 MB/s, 50% of the slowest link"
-    )
-    [verdict] = verify.judge([], [], [failed], one_machine=False)
-    assert (verdict.subject, verdict.state) == ("all-reduce nccl", "low")
 
 
 # ------------------------------------------------------------------------------------------------
