@@ -102,11 +102,11 @@ def _render(value: object) -> str:
     return "yes" if value is True else str(value or "")
 
 
-Tree = Mapping[str, tuple[str, bytes | None]]
+Contents = Mapping[str, tuple[str, bytes | None]]
 """By path: a digest of what the file is, and its content, if it is small."""
 
 
-def compare_trees(first: Tree, second: Tree) -> tuple[FileChange, ...]:
+def compare_trees(first: Contents, second: Contents) -> tuple[FileChange, ...]:
     """The files that are not the same in both."""
     how = {(False, True): "added", (True, False): "removed", (True, True): "changed"}
     nothing = ("", None)
