@@ -40,7 +40,7 @@ def _compare_files(
     return compare.compare_trees(_read_tree(store, first), _read_tree(store, second))
 
 
-def _read_tree(store: Store, job: Job) -> compare.Contents:
+def _read_tree(store: Store, job: Job) -> compare.FilesByPath:
     """The archive has no end mark (see `jobs.stage.write_archive`)."""
     found = {}
     path = store.home.stages / job.stage

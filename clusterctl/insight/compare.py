@@ -102,11 +102,11 @@ def _render(value: object) -> str:
     return "yes" if value is True else str(value or "")
 
 
-Contents = Mapping[str, tuple[str, bytes | None]]
+FilesByPath = Mapping[str, tuple[str, bytes | None]]
 """By path: a digest of what the file is, and its content, if it is small."""
 
 
-def compare_trees(first: Contents, second: Contents) -> tuple[FileChange, ...]:
+def compare_trees(first: FilesByPath, second: FilesByPath) -> tuple[FileChange, ...]:
     """The files that are not the same in both."""
     how = {(False, True): "added", (True, False): "removed", (True, True): "changed"}
     nothing = ("", None)
