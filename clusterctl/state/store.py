@@ -33,8 +33,8 @@ from clusterctl.state.files import explain_write_errors, write_atomic
 from clusterctl.state.home import Home
 
 # -------------------------------------------------------------------------------------------------
-# The version of records: what an earlier clusterctl wrote is brought forward, what a later one
-# wrote is refused, because to write it back would lose what this one does not know.
+# The version of records: what an earlier clusterctl wrote has fewer fields, what a later one wrote
+# is refused, because to write it back would lose what this one does not know.
 #
 # It stands for all that lies beside the record of a cluster or job, too (the state of its
 # provider, its provenance, what was fetched of it): that is used only by who has read the record.
@@ -44,9 +44,6 @@ from clusterctl.state.home import Home
 VERSION = 6
 """The version that this clusterctl writes. One that only has more fields is a version too: an older
 clusterctl would drop them when it writes the record back."""
-
-RENAMED = {"traits": "site_info"}
-"""Keys of earlier versions that are called something else now."""
 
 
 class _Head(msgspec.Struct):
@@ -414,11 +411,8 @@ def _decode(path: Path, kind: type[Record], hint: str, check: Callable[[Record],
     """Raises RecordError for a file that cannot be read, and for a record that fails the check."""
     try:
         data = path.read_bytes()
-        if _read_head(path, data).record_version == VERSION:
-            record = msgspec.json.decode(data, type=kind)
-        else:
-            raw = msgspec.json.decode(data, type=dict[str, Any])
-            record = msgspec.convert({RENAMED.get(k, k): v for k, v in raw.items()}, kind)
+        _read_head(path, data)
+        record = msgspec.json.decode(data, type=kind)
         check(record)
         return record
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:

@@ -227,24 +227,6 @@ def test_where_only_127_0_0_1_exists_it_serves_all(lab: Lab) -> None:
     assert set(described.values()) == {"running"}
 
 
-@pytest.mark.netns
-def test_the_folder_that_roots_sshd_needs_goes_again(lab: Lab) -> None:
-    """In a container without the distribution's service, /run/sshd does not exist."""
-    up, down = (f'"$0" "$1" {verb} "$2" "$3" 1 loopback' for verb in ("up", "down"))
-    script = f"mount -t tmpfs tmpfs /run && {up} && ls /run && {down} && ls /run"
-    words = (sys.executable, str(DRIVE), str(lab.home), lab.id)
-    done = subprocess.run(
-        [*["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c"], script, *words],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    _, listed, nothing, *rest = done.stdout.splitlines()
-    assert (listed, nothing, rest) == ("sshd", "null", [])
-
-
 def test_a_free_endpoint_is_free() -> None:
     address, port = find_free_endpoint(5)
     with socket.socket() as mine:

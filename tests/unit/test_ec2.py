@@ -14,7 +14,7 @@ from clusterctl.core import catalog, keys
 from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import UsageError
 from clusterctl.machines import deadlines
-from clusterctl.machines.ec2 import create, plan, prices, refusals, remove, spec
+from clusterctl.machines.ec2 import create, prices, refusals, remove, spec
 from clusterctl.machines.ec2.create import make_is_known
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.protocol import Resource
@@ -86,13 +86,6 @@ def test_types_count_towards_their_quotas(kind: str, code: str, spot_name: str, 
     row = catalog.find_quota(kind)
     found = (row.on_demand, row.spot_name, row.spot) if row else ("", "", "")
     assert found == (code, spot_name, spot)
-
-
-def test_the_plan_says_how_long_many_launches_take() -> None:
-    """EC2 rations them: five at once, then two a second."""
-    assert list(plan.describe_ration(9)) == []
-    [line] = plan.describe_ration(257)
-    assert "starting 257 machines takes at least 126 s" in line
 
 
 @rows("kind, percent", "ec2.a_burstable_type_has_a_baseline")

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2 import network, preflight
+from clusterctl.machines.ec2 import preflight
 from clusterctl.machines.ec2.api import Api, Image
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
@@ -74,20 +74,6 @@ def test_one_that_may_be_is_described(row: dict[str, str], sure: bool) -> None:
     assert "of 210987654321" in said
     assert row.get("Name", "no name") in said
     assert ("not known before it boots" not in said) is sure
-
-
-def refuse() -> str:
-    raise OSError("no route to host")
-
-
-@rows("said, old, line", "ec2_machine_images.the_plan_says_who_may_connect")
-def test_the_plan_says_who_may_connect(said: str, old: bool, line: str) -> None:
-    assert line in network.describe_ssh_cidr(said, refuse, old=old)
-
-
-def test_the_plan_says_who_knows_our_address() -> None:
-    said = network.describe_ssh_cidr("", lambda: "203.0.113.9", old=False)
-    assert "open to 203.0.113.9/32 (your address, by https://checkip.amazonaws.com)" in said
 
 
 def test_the_launcher_has_no_other_image_than_ubuntu() -> None:

@@ -634,7 +634,7 @@ def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
             raise refusals.make_refusal("create security group", "UnauthorizedOperation", "no", "r")
 
     cloud = replace(CLOUD, tag=("team=ml",))
-    with pytest.raises(ProviderError, match=r"vpc-1: create security group: .*not allowed") as told:
+    with pytest.raises(ProviderError, match=r"create security group: .*not allowed") as told:
         network.choose_network(Kept(public=1, closed=3), cloud, 3, name="lab")
     assert told.value.hint.startswith("clusterctl makes two security groups there; ")
     [ask] = asked

@@ -665,6 +665,20 @@ class Api:
             return max(newest.values(), default=None)
 
 
+def check_making(
+    api: Api, name: str, tag: Iterable[str], action: str, hint: str, **arguments: Any
+) -> None:
+    """Raises ProviderError where we may not make such a thing, with the tags that a cluster of this
+    name gives it: Terraform would find out halfway."""
+    kind = action.removeprefix("create_").replace("_", "-")
+    kind = {"allocate-address": "elastic-ip"}.get(kind, kind)
+    tags = [{"ResourceType": kind, "Tags": as_list({TAG: name, **parse_tags(tag)})}]
+    try:
+        api.check_right(action, TagSpecifications=tags, **arguments)
+    except RefusedByAws as refused:
+        raise ProviderError(refused.message, hint=f"{hint}; {refused.hint}") from refused
+
+
 # -------------------------------------------------------------------------------------------------
 # The instances of a cluster, by its tag.
 

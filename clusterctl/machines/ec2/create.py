@@ -95,7 +95,7 @@ def apply(
     def apply_once() -> dict[str, Any]:
         return runner.apply(
             variables,
-            spec.make_reporter(report, new, nodes),
+            spec.make_reporter(report, nodes),
             parallelism=spec.choose_parallelism(new),
             may_go=may_go(),
         )
@@ -229,8 +229,7 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
         if len(resources) > at_a_time:
             # Terraform waits for each: the others would be billed meanwhile.
             terminate_instances(api, cluster.id)
-        machines = sum(map(bool, map(spec.find_node, resources)))
-        runner.destroy(spec.make_reporter(report, machines), parallelism=at_a_time)
+        runner.destroy(spec.make_reporter(report), parallelism=at_a_time)
     except ProviderError as error:
         report(f"{error.message}; removing by tag")
 
@@ -531,9 +530,8 @@ def create(
     known = spec.load_state(folder)
     state = known or ProviderState(id=cluster.id, region=api.region)
     if not options.cloud.instance_connect:
-        state.ssh_cidr = network.resolve_ssh_cidr(
-            options.cloud.ssh_cidr, state.ssh_cidr, planned.address.result, report
-        )
+        ask = planned.address.result
+        state.ssh_cidr, _ = network.resolve_ssh_cidr(options.cloud.ssh_cidr, state.ssh_cidr, ask)
     _check_nodes(api, cluster, runner)
     runner.copy(spec.find_module())
     runner.init()

@@ -11,11 +11,10 @@ from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
 
 from clusterctl.core.clock import run_in_background
-from clusterctl.core.model import CloudSpec, ClusterSpec, Reporter
+from clusterctl.core.model import CloudSpec, ClusterSpec
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
-from clusterctl.machines.ec2.api import TAG, Api, as_list
-from clusterctl.machines.ec2.refusals import RefusedByAws
+from clusterctl.machines.ec2.api import TAG, Api, check_making
 
 _ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
 _WAYS = (
@@ -74,7 +73,14 @@ def choose_network(
     if machines:
         _check_tenancy(api, found[0].vpc)
     if machines and not there:
-        _check_rights(api, found[0].vpc, cloud, name)
+        # In many organizations only those who keep the networks may make security groups there.
+        check_making(
+            *(api, name, cloud.tag, "create_security_group"),
+            "clusterctl makes two security groups there",
+            GroupName=f"clusterctl-{name}",
+            Description="Asked for by a dry run, and not made",
+            VpcId=found[0].vpc,
+        )
     pairs = cloud.private and not cloud.instance_connect
     if pairs:
         # A machine cannot move: the subnets that some are in are the only ones.
@@ -160,25 +166,6 @@ def _check_tenancy(api: Api, vpc: str) -> None:
             hint="choose another --vpc; or, for new machines there: `aws ec2 modify-vpc-tenancy"
             f" --vpc-id {vpc} --instance-tenancy default`",
         )
-
-
-def _check_rights(api: Api, vpc: str, cloud: CloudSpec, name: str) -> None:
-    """Raises ProviderError where we may make no security group there: in many organizations only
-    those who keep the networks do. Terraform would find out when the key pair is made."""
-    pairs = as_list({TAG: name, **ec2_api.parse_tags(cloud.tag)})
-    try:
-        api.check_right(
-            "create_security_group",
-            GroupName=f"clusterctl-{name}",
-            Description="Asked for by a dry run, and not made",
-            VpcId=vpc,
-            TagSpecifications=[{"ResourceType": "security-group", "Tags": pairs}],
-        )
-    except RefusedByAws as refused:
-        raise ProviderError(
-            f"{vpc}: {refused.message}",
-            hint=f"clusterctl makes two security groups there; {refused.hint}",
-        ) from refused
 
 
 def _list_subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
@@ -267,26 +254,13 @@ def check_new_network(api: Api, options: ClusterSpec, *, there: bool = False) ->
         return
     hidden = cloud.private and cloud.instance_connect
     opened = run_in_background(partial(_check_open, api, hidden=hidden))
-    if not there:
-        _check_network_rights(api, options)
+    asked = {"create_vpc": {"CidrBlock": CIDR}, "create_internet_gateway": {}}
+    if cloud.private:
+        asked["allocate_address"] = {"Domain": "vpc"}
+    # Many organizations let only administrators make networks.
+    for action, arguments in () if there else asked.items():
+        check_making(api, options.name, cloud.tag, action, _THEIRS, **arguments)
     opened.result()
-
-
-def _check_network_rights(api: Api, options: ClusterSpec) -> None:
-    """Many organizations let only administrators make networks."""
-    made = {TAG: options.name, **ec2_api.parse_tags(options.cloud.tag)}
-    asked: list[tuple[str, str, dict[str, str]]] = [
-        ("create_vpc", "vpc", {"CidrBlock": CIDR}),
-        ("create_internet_gateway", "internet-gateway", {}),
-    ]
-    if options.cloud.private:
-        asked.append(("allocate_address", "elastic-ip", {"Domain": "vpc"}))
-    for action, kind, arguments in asked:
-        tags = [{"ResourceType": kind, "Tags": as_list(made)}]
-        try:
-            api.check_right(action, TagSpecifications=tags, **arguments)
-        except RefusedByAws as refused:
-            raise ProviderError(refused.message, hint=f"{_THEIRS}; {refused.hint}") from refused
 
 
 def _check_open(api: Api, *, hidden: bool) -> None:
@@ -367,44 +341,23 @@ def parse_address(text: str) -> str:
     return str(found)
 
 
-def resolve_ssh_cidr(said: str, before: str, ask: Callable[[], str], report: Reporter) -> str:
-    """`said` with --ssh-cidr, else what `ask` answers, else what it was `before`: "" for nothing.
-    Raises UsageError where nobody knows."""
+def resolve_ssh_cidr(said: str, before: str, ask: Callable[[], str]) -> tuple[str, str]:
+    """`said` with --ssh-cidr, else what `ask` answers, else what it was `before`; and the line of
+    the plan that tells it. Raises UsageError where nobody knows."""
     if said:
         wanted = parse_networks("--ssh-cidr", said)
-        if _WARNING in (line := describe_ssh_cidr(wanted, ask, old=False)):
-            report(line)
-        return wanted
+        everybody = ": the whole internet, with keys only" * (ANYBODY in wanted.split(","))
+        return wanted, f"SSH to the launcher is open to {wanted} (--ssh-cidr){everybody}"
     try:
-        return f"{ask()}/32"
+        mine = f"{ask()}/32"
     except (OSError, ValueError) as error:
         if before:
-            report(f"{WHO_AM_I} does not answer; SSH stays open to {before}")
-            return before
+            return before, f"SSH to the launcher stays open to {before} ({WHO_AM_I}: {error})"
         raise UsageError(
             f"{WHO_AM_I} did not return this machine's public address: {error}",
             hint="give it: --ssh-cidr 203.0.113.7/32",
         ) from error
-
-
-_WARNING = "the whole internet, with keys only"
-
-
-def describe_ssh_cidr(said: str, ask: Callable[[], str], *, old: bool) -> str:
-    """Of the plan: from where SSH will be open, and who says so. `old`: the cluster is there."""
-    if said:
-        wanted = parse_networks("--ssh-cidr", said)
-        everybody = f": {_WARNING}" * (ANYBODY in wanted.split(","))
-        return f"SSH to the launcher is open to {wanted} (--ssh-cidr){everybody}"
-    try:
-        return f"SSH to the launcher is open to {ask()}/32 (your address, by {WHO_AM_I})"
-    except (OSError, ValueError) as error:
-        if old:
-            return f"SSH to the launcher stays open to the same networks ({WHO_AM_I}: {error})"
-        return (
-            f"SSH to the launcher: {WHO_AM_I} did not return this machine's public address"
-            f" ({error}); give it with --ssh-cidr"
-        )
+    return mine, f"SSH to the launcher is open to {mine} (your address, by {WHO_AM_I})"
 
 
 def explain_shut_out(allowed: str, ask: Callable[[], str]) -> str:

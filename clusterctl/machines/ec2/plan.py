@@ -16,12 +16,6 @@ from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.protocol import LAUNCHER
 
-LAUNCHES_AT_ONCE, LAUNCHES_PER_SECOND = 5, 2
-"""Calls of RunInstances that EC2 accepts; Terraform makes one for each machine. Source: EC2
-Developer Guide, "Request throttling for the Amazon EC2 API"."""
-LONG_START = 20.0
-"""Seconds for all launches from which the plan says so."""
-
 
 def name_mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
     """`on_demand`: the workers that are so beside spot instances."""
@@ -128,13 +122,12 @@ def describe_plan(
     cost: Estimate,
     *,
     ssh: str,
-    new: int,
     stopped: Collection[str],
     deadline: float,
     now: float,
 ) -> Iterator[str]:
     """The plan, line by line: where the machines go, what they cost and when they end. `ssh`: who
-    may connect; `new`: how many machines start; `stopped`: those that were."""
+    may connect; `stopped`: the machines that start again."""
     api, found, cloud = planned.api, planned.found, planned.options.cloud
     others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
     yield (
@@ -166,7 +159,6 @@ def describe_plan(
         cost.traffic,
         cost.nat_traffic,
     )
-    yield from describe_ration(new)
     for kind in dict.fromkeys(m.instance_type for m in found.machines if m.name != LAUNCHER):
         # They have `standard` credits, so that none is billed.
         if baseline := catalog.find_baseline(kind):
@@ -197,16 +189,6 @@ def describe_plan(
     )
     for name in sorted(stopped):
         yield f"{name} was stopped and is started again"
-
-
-def describe_ration(new: int) -> Iterator[str]:
-    """That so many machines start one after the other, where that takes long."""
-    seconds = (new - LAUNCHES_AT_ONCE) / LAUNCHES_PER_SECOND
-    if seconds >= LONG_START:
-        yield (
-            f"EC2 accepts about {LAUNCHES_PER_SECOND} launches a second: starting {new} machines"
-            f" takes at least {seconds:.0f} s, and then they boot"
-        )
 
 
 def list_kinds(found: Survey, options: ClusterSpec) -> tuple[str, ...]:

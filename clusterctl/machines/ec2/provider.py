@@ -104,6 +104,12 @@ class Ec2Provider(Cloud):
         )
         charges.check_hourly(options.cloud.max_hourly, cost.dear)
         ec2_spec.check_stopped(current, present, stopped, now)
+        if options.cloud.instance_connect:
+            ssh = tunnels.describe_endpoints(found.endpoint)
+        else:
+            before = "the same networks" * bool(current)
+            ask = planned.address.result
+            _, ssh = network.resolve_ssh_cidr(options.cloud.ssh_cidr, before, ask)
         deadline = ec2_spec.choose_deadline(options, current, present, cost.dear, now)
         if ahead:
             self._planned[options.name] = planned
@@ -115,12 +121,7 @@ class Ec2Provider(Cloud):
                 ec2_plan.describe_plan(
                     planned,
                     cost,
-                    ssh=tunnels.describe_endpoints(found.endpoint)
-                    if options.cloud.instance_connect
-                    else network.describe_ssh_cidr(
-                        options.cloud.ssh_cidr, planned.address.result, old=bool(current)
-                    ),
-                    new=sum(machine.name not in present for machine in found.machines),
+                    ssh=ssh,
                     stopped=stopped,
                     deadline=deadline,
                     now=now,

@@ -4,7 +4,6 @@ Terraform with our module `infra/ec2`."""
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -458,16 +457,11 @@ def find_node(address: str) -> str:
     return address.split('"')[1] if address.startswith("aws_instance.") else ""
 
 
-MANY = 16
-"""Machines beyond which they are counted, in lines for so many at a time."""
-
-
 def make_reporter(
-    report: Reporter, machines: int, nodes: NodePhases | None = None
+    report: Reporter, nodes: NodePhases | None = None
 ) -> Callable[[events.Event], None]:
-    """Says what happens to each machine, and that the rest is made, in one line each; of many
-    `machines`, how many run or are gone. `nodes` is told which machines run."""
-    count = Counter[str]()
+    """Says what has happened to each machine, and that the rest is made, in one line each. `nodes`
+    is told which machines run."""
 
     def show(event: events.Event) -> None:
         if not isinstance(event, events.ResourceChange):
@@ -475,22 +469,11 @@ def make_reporter(
         machine, what = find_node(event.address), (event.action, event.state)
         if nodes and machine and what == ("create", "complete"):
             nodes.enter([machine], BOOTING)
-        if machine and machines > MANY:
-            words = {"create": "are running", "delete": "are gone"}.get(event.action)
-            count[event.action] += event.state == "complete"
-            done = count[event.action]
-            if words and event.state == "complete" and (done % MANY == 0 or done == machines):
-                report(f"{done} of {machines} machines {words}")
-            return
         words = {
-            ("create", "start"): "starts" if machine else "",
             ("create", "complete"): f"{event.id} is running" if machine else "made",
-            ("delete", "start"): "ends" if machine else "",
             ("delete", "complete"): "gone",
             ("update", "complete"): "changed",
-        }.get(what, "")
-        if event.state == "errored":
-            words = "failed"
+        }.get(what, "failed" if event.state == "errored" else "")
         if words:
             after = f" after {event.seconds:g} s" if event.state == "complete" else ""
             report(f"{machine or event.address}: {words}{after}")

@@ -11,9 +11,7 @@ from typing import Any
 from clusterctl import process
 from clusterctl.core.model import ClusterSpec
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2 import api as ec2_api
-from clusterctl.machines.ec2.api import TAG, Api
-from clusterctl.machines.ec2.refusals import RefusedByAws
+from clusterctl.machines.ec2.api import TAG, Api, check_making
 
 OLDEST = (2, 12)
 """The first AWS CLI that opens tunnels."""
@@ -84,7 +82,10 @@ def check_endpoints(api: Api, options: ClusterSpec, id: str, *, there: bool) -> 
             owner = tags.get(TAG, "")
             return None if owner and owner == id else _use(item, owner)
     if subnets and not there:
-        _check_rights(api, options, min(str(item["SubnetId"]) for item in subnets))
+        subnet = min(str(item["SubnetId"]) for item in subnets)
+        hint = "--instance-connect makes an EC2 Instance Connect Endpoint"
+        action = "create_instance_connect_endpoint"
+        check_making(api, options.name, cloud.tag, action, hint, SubnetId=subnet)
     return None
 
 
@@ -112,19 +113,3 @@ def _use(item: dict[str, Any], owner: str) -> Existing:
         )
     groups = tuple(map(str, item.get("SecurityGroupIds", ())))
     return Existing(name, str(item["DnsName"]), groups)
-
-
-def _check_rights(api: Api, options: ClusterSpec, subnet: str) -> None:
-    """Raises ProviderError where we may make none: Terraform would find out when machines run."""
-    pairs = ec2_api.as_list({TAG: options.name, **ec2_api.parse_tags(options.cloud.tag)})
-    try:
-        api.check_right(
-            "create_instance_connect_endpoint",
-            SubnetId=subnet,
-            TagSpecifications=[{"ResourceType": "instance-connect-endpoint", "Tags": pairs}],
-        )
-    except RefusedByAws as refused:
-        raise ProviderError(
-            f"--instance-connect: {refused.message}",
-            hint=f"clusterctl makes an EC2 Instance Connect Endpoint; {refused.hint}",
-        ) from refused

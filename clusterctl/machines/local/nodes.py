@@ -623,9 +623,6 @@ def _list_needed() -> tuple[Path, ...]:
 _PRIVSEP = Path("/run/sshd")
 """Compiled into sshd: when root runs it, its unprivileged half is locked up in there."""
 
-_OURS = 0o711
-"""Permissions of that folder if we made it; the distribution's service makes (and resets) 0755."""
-
 
 class Loopback(Network):
     """Of loopback nodes, which share nothing and have this machine's names."""
@@ -658,8 +655,8 @@ class Loopback(Network):
                 hint=f"unlock it without giving it a password: usermod -p '*' {self._server.user}",
             )
         with suppress(FileExistsError):
-            _PRIVSEP.mkdir(_OURS)
-            _PRIVSEP.chmod(_OURS)  # whatever our umask
+            _PRIVSEP.mkdir()
+            _PRIVSEP.chmod(0o755)  # as the distribution's service has it
 
 
 def find_free_endpoint(index: int) -> Endpoint:
@@ -669,20 +666,3 @@ def find_free_endpoint(index: int) -> Endpoint:
             trial.bind((address, 0))
             return address, int(trial.getsockname()[1])
     raise ProviderError("no port can be opened on this machine's loopback interface")
-
-
-def drop_privsep() -> None:
-    """Removes sshd's folder if clusterctl made it and no sshd is left that may want it."""
-    with suppress(OSError):
-        if _PRIVSEP.stat().st_mode & 0o777 == _OURS and not _is_sshd_running():
-            _PRIVSEP.rmdir()
-
-
-def _is_sshd_running() -> bool:
-    for pid in list_pids():
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith(
-                "sshd"
-            ) and read_start(pid):
-                return True
-    return False

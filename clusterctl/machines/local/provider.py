@@ -23,7 +23,6 @@ from clusterctl.machines.local.nodes import (
     Namespaces,
     converge,
     drop_interface,
-    drop_privsep,
 )
 from clusterctl.machines.networks import Endpoint, probe
 from clusterctl.machines.protocol import (
@@ -180,7 +179,6 @@ class LocalProvider(Provider):
                     nodes.remove_tree(path)
                 except OSError as error:
                     left.append(f"{path}: {error.strerror}")
-            drop_privsep()
             left += [what for what in _find_remnants(site, networks) if what not in left]
         if left:
             raise LeftoverError(
