@@ -6,8 +6,7 @@ from typing import Any
 
 from clusterctl.data.sources import Remote
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2.account import Credentials
-from clusterctl.machines.ec2.api import choose_region
+from clusterctl.machines.ec2.api import Credentials, choose_region
 
 VALID = 12 * 3600
 """Seconds that a signed URL is good for; shorter where the credentials end earlier."""

@@ -15,7 +15,38 @@ from typing import Any
 from clusterctl import process
 from clusterctl.errors import ProviderError
 from clusterctl.state.files import make_private, write_atomic
-from clusterctl.terraform.events import TerraformError, find_first_line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnostic:
+    """What Terraform complains about. `address` may be empty."""
+
+    summary: str
+    detail: str = ""
+    address: str = ""
+    severity: str = "error"
+
+    @property
+    def text(self) -> str:
+        where = f"{self.address}: " if self.address else ""
+        return f"{where}{self.summary}" + (f": {self.detail}" if self.detail else "")
+
+
+class TerraformError(ProviderError):
+    """Terraform ended with an error. `diagnostics` are what it said, for those who know better."""
+
+    def __init__(self, message: str, *, hint: str = "", diagnostics: tuple[Diagnostic, ...] = ()):
+        super().__init__(message, hint=hint)
+        self.diagnostics = diagnostics
+
+
+def find_first_line(text: str) -> str:
+    """What is wrong. A line that only announces it (`…:`) brings the first error along."""
+    lines = [line.strip("╷│╵ ") for line in text.splitlines()]
+    first, *rest = list(filter(None, lines)) or ["it printed nothing"]
+    errors = [line for line in rest if line.startswith("Error:")] or rest
+    return " ".join((first, *errors[:1])) if first.endswith(":") else first
+
 
 OLDEST = (1, 5, 0)
 BINARIES = ("terraform", "tofu")

@@ -1,4 +1,5 @@
-"""One cluster's working folder: apply, destroy, and what is known of them."""
+"""One cluster's working folder: what Terraform says while it runs (lines of `-json`
+in, typed events out), apply, destroy, and what is known of them."""
 
 from __future__ import annotations
 
@@ -14,20 +15,92 @@ from clusterctl.core.model import Reporter
 from clusterctl.state.files import write_atomic
 from clusterctl.terraform.binary import (
     Binary,
+    Diagnostic,
     InitCache,
+    TerraformError,
     build_command_line,
+    find_first_line,
     load_flag,
     make_environment,
 )
-from clusterctl.terraform.events import (
-    Diagnostic,
-    Event,
-    Outputs,
-    PlannedChange,
-    TerraformError,
-    find_first_line,
-    parse_event,
-)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceChange:
+    """One resource: `state` is start, progress, complete or errored; `seconds` since its start."""
+
+    address: str
+    action: str
+    state: str
+    seconds: float = 0.0
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChange:
+    """What a plan is going to do to one resource: `action` is create, update, delete, replace …"""
+
+    address: str
+    action: str
+    reason: str = ""
+
+    @property
+    def destroys(self) -> bool:
+        return self.action in ("delete", "replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    values: Mapping[str, Any]
+
+
+Event = ResourceChange | PlannedChange | Diagnostic | Outputs
+
+
+def parse_event(line: bytes) -> Event | None:
+    """One line of `-json` output; None for what says nothing to us, and for what is no event, such
+    as a line that was cut off."""
+    try:
+        return _read_event(json.loads(line))
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _read_event(event: Any) -> Event | None:
+    kind = event["type"]
+    if kind == "diagnostic":
+        said = event["diagnostic"]
+        return Diagnostic(
+            summary=said.get("summary", ""),
+            detail=said.get("detail", ""),
+            address=said.get("address", ""),
+            severity=said.get("severity", "error"),
+        )
+    if kind == "outputs":
+        outputs = event.get("outputs", {})
+        return Outputs(values={name: item.get("value") for name, item in outputs.items()})
+    if kind == "planned_change":
+        change = event["change"]
+        return PlannedChange(
+            address=change["resource"]["addr"],
+            action=change["action"],
+            reason=change.get("reason", ""),
+        )
+    if kind in ("apply_start", "apply_progress", "apply_complete", "apply_errored"):
+        hook = event["hook"]
+        return ResourceChange(
+            address=hook["resource"]["addr"],
+            action=hook.get("action", ""),
+            state=kind.removeprefix("apply_"),
+            seconds=float(hook.get("elapsed_seconds", 0)),
+            id=hook.get("id_value", ""),
+        )
+    return None
+
+
+# -------------------------------------------------------------------------------------------------
+# One cluster's working folder: apply, destroy, and what is known of them.
+
 
 VARIABLES = "cluster.tfvars.json"
 LOG = "terraform.jsonl"

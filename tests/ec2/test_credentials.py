@@ -81,7 +81,7 @@ PLAN = """
 import os, subprocess, sys
 from contextlib import ExitStack
 from pathlib import Path
-from clusterctl.machines.ec2.account import Credentials, LEASE
+from clusterctl.machines.ec2.api import Credentials, LEASE
 from tests.sim.ec2.provider import StayingProvider
 
 terraform, folder, *programs = sys.argv[1:]

@@ -12,8 +12,9 @@ import pytest
 from clusterctl.core import keys
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
-from clusterctl.machines.ec2 import api, network, preflight, refusals, schedules, spec
+from clusterctl.machines.ec2 import api, preflight, refusals, schedules, spec
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
+from clusterctl.machines.ec2 import network as ec2_network
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.network import ZoneSubnets
@@ -80,7 +81,7 @@ def test_an_account_that_keeps_its_networks_closed_is_named(hidden: bool) -> Non
     for half in ({"private": True}, {"instance_connect": True}):
         wish = wanted(NodeGroup(count=1, family="cpu"), **half)
         with pytest.raises(ProviderError, match="could not be reached from the internet"):
-            network.check_new_network(Closing("us-east-1"), wish)
+            ec2_network.check_new_network(Closing("us-east-1"), wish)
 
 
 def test_who_may_make_no_network_is_told_before_it_costs() -> None:
@@ -98,7 +99,7 @@ def test_who_may_make_no_network_is_told_before_it_costs() -> None:
     def check(there: bool = False, **cloud: Any) -> list[str]:
         asked.clear()
         wish = wanted(NodeGroup(count=1, family="cpu"), tag=("team=ml",), **cloud)
-        network.check_new_network(Kept("us-east-1"), wish, **({"there": True} if there else {}))
+        ec2_network.check_new_network(Kept("us-east-1"), wish, **({"there": True} if there else {}))
         return list(asked)
 
     assert check(there=True) == check(vpc="vpc-1") == check(subnet=("subnet-1",)) == []
@@ -108,7 +109,7 @@ def test_who_may_make_no_network_is_told_before_it_costs() -> None:
     assert kinds == {"vpc", "internet-gateway", "elastic-ip"}
     tags = [{"Key": api.TAG, "Value": "lab"}, {"Key": "team", "Value": "ml"}]
     assert asked == {
-        "create_vpc": {"CidrBlock": network.CIDR, "TagSpecifications": [{"Tags": tags}]},
+        "create_vpc": {"CidrBlock": ec2_network.CIDR, "TagSpecifications": [{"Tags": tags}]},
         "create_internet_gateway": {"TagSpecifications": [{"Tags": tags}]},
         "allocate_address": {"Domain": "vpc", "TagSpecifications": [{"Tags": tags}]},
     }
@@ -521,7 +522,7 @@ WAN = "arn:aws:networkmanager::123456789012:core-network/core-network-0123456789
 
 
 def choose(machines: int, *there: str, **free: int) -> dict[str, ZoneSubnets]:
-    return network.choose_network(Region(**free), CLOUD, machines, there, name="lab")
+    return ec2_network.choose_network(Region(**free), CLOUD, machines, there, name="lab")
 
 
 def test_more_private_workers_go_where_the_others_are() -> None:
@@ -549,7 +550,7 @@ def named(*subnet: str, **cloud: Any) -> list[str]:
         OTHERS, **dict.fromkeys(("public", "public_b", "closed", "lost", "bare", *OTHERS), 9)
     )
     return list(
-        network.choose_network(region, replace(CLOUD, subnet=subnet, **cloud), 2, name="lab")
+        ec2_network.choose_network(region, replace(CLOUD, subnet=subnet, **cloud), 2, name="lab")
     )
 
 
@@ -606,7 +607,7 @@ def test_a_vpc_that_cannot_hold_private_workers_is_told_what_they_need(
 ) -> None:
     cloud = replace(CLOUD, instance_connect=connect)
     with pytest.raises(UsageError) as caught:
-        network.choose_network(Region(lost=9, bare=9), cloud, 2, name="lab")
+        ec2_network.choose_network(Region(lost=9, bare=9), cloud, 2, name="lab")
     assert caught.value.message.startswith(said)
     assert caught.value.hint.startswith(hint)
 
@@ -616,11 +617,11 @@ def test_a_subnet_is_used_where_its_machines_reach_the_internet() -> None:
     assert named("public_b", "public_a", **OPEN) == ["us-east-1a", "us-east-1b"]
     region = Region(OTHERS, public_a=9, public_b=9, public_theirs=9)
     whole = replace(CLOUD, private=False)
-    assert list(network.choose_network(region, whole, 2, name="lab")) == [
+    assert list(ec2_network.choose_network(region, whole, 2, name="lab")) == [
         "us-east-1a",
         "us-east-1b",
     ]
-    first = list(network.choose_network(region, whole, 1, ("public_a",), name="lab"))
+    first = list(ec2_network.choose_network(region, whole, 1, ("public_a",), name="lab"))
     assert first == ["us-east-1b", "us-east-1a"], "those of machines that run come first"
 
 
@@ -635,7 +636,7 @@ def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
 
     cloud = replace(CLOUD, tag=("team=ml",))
     with pytest.raises(ProviderError, match=r"create security group: .*not allowed") as told:
-        network.choose_network(Kept(public=1, closed=3), cloud, 3, name="lab")
+        ec2_network.choose_network(Kept(public=1, closed=3), cloud, 3, name="lab")
     assert told.value.hint.startswith("clusterctl makes two security groups there; ")
     [ask] = asked
     assert ask.pop("Description"), "AWS wants one"
@@ -646,7 +647,7 @@ def test_who_may_make_no_security_group_is_told_before_it_costs() -> None:
         "VpcId": "vpc-1",
         "TagSpecifications": [{"ResourceType": "security-group", "Tags": tags}],
     }
-    assert network.choose_network(
+    assert ec2_network.choose_network(
         Kept(public=1, closed=3), cloud, 2, ("public", "closed"), name="lab"
     )
     assert len(asked) == 1
@@ -660,10 +661,10 @@ def test_a_network_of_dedicated_machines_is_refused() -> None:
             return {"vpc-1": "dedicated"}[vpc]
 
     with pytest.raises(UsageError, match="vpc-1 has the tenancy 'dedicated'") as caught:
-        network.choose_network(Dedicated(public=1, closed=3), CLOUD, 3, name="lab")
+        ec2_network.choose_network(Dedicated(public=1, closed=3), CLOUD, 3, name="lab")
     assert "aws ec2 modify-vpc-tenancy --vpc-id vpc-1" in caught.value.hint
     there = ("public", "closed")
-    assert network.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there, name="lab")
+    assert ec2_network.choose_network(Dedicated(public=1, closed=3), CLOUD, 0, there, name="lab")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -11,14 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.core.model import (
-    Charge,
-    CloudSpec,
-    Cluster,
-    ClusterSpec,
-    NodeGroup,
-    Phase,
-)
+from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import ledger
 from clusterctl.machines.ec2 import create, prices, refusals, spec
@@ -31,8 +24,7 @@ from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.ec2.refusals import CapacityError
 from clusterctl.machines.ec2.spec import ProviderState, make_reporter
 from clusterctl.machines.protocol import ProviderPlan
-from clusterctl.terraform.events import Diagnostic, ResourceChange, TerraformError
-from clusterctl.terraform.folder import Terraform
+from clusterctl.terraform.folder import Diagnostic, ResourceChange, Terraform, TerraformError
 from tests.unit.fake_ec2 import Allowing, instance
 from tests.unit.making import cluster, node
 from tests.unit.tables import rows

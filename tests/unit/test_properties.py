@@ -48,9 +48,8 @@ from clusterctl.project import packages as project_packages
 from clusterctl.project import tree as project_tree
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
-from clusterctl.terraform import binary, events
 from clusterctl.terraform import folder as terraform_folder
-from clusterctl.terraform.binary import parse_version
+from clusterctl.terraform.binary import TerraformError, parse_version
 from tests.unit.making import job, spec
 
 QUICK = settings(
@@ -301,7 +300,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "slurm": lambda text: load_system("slurm").parse_status(job(state=JobState.RUNNING), text),
     "sge": lambda text: load_system("sge").parse_status(job(state=JobState.RUNNING), text),
     "facts": facts.parse_facts,
-    "terraform": lambda text: events.parse_event(text.encode()),
+    "terraform": lambda text: terraform_folder.parse_event(text.encode()),
     "nvidia-smi": verify.read_nvidia_smi,
     "rocm-smi": verify.read_rocm_smi,
     "show": lambda text: node_views.read_look("worker-1", text),
@@ -364,7 +363,7 @@ def repeat(word: str) -> str:
     return word
 
 
-SAYS_WHY = (RecordError, ProviderError, binary.TerraformError)
+SAYS_WHY = (RecordError, ProviderError, TerraformError)
 """One of these is right, too: the program cannot go on without the answer."""
 
 

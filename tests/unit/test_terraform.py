@@ -17,11 +17,10 @@ import pytest
 
 from clusterctl import process
 from clusterctl.errors import ProviderError
-from clusterctl.terraform import binary, events
+from clusterctl.terraform import binary
 from clusterctl.terraform import folder as terraform_folder
-from clusterctl.terraform.binary import Binary
-from clusterctl.terraform.events import Diagnostic, Outputs, ResourceChange
-from clusterctl.terraform.folder import Terraform
+from clusterctl.terraform.binary import Binary, TerraformError
+from clusterctl.terraform.folder import Diagnostic, Outputs, ResourceChange, Terraform
 from tests.unit.tables import rows
 
 
@@ -49,7 +48,7 @@ from tests.unit.tables import rows
     ],
 )
 def test_events(line: str, event: binary.Event | None) -> None:
-    assert events.parse_event(line.encode()) == event
+    assert terraform_folder.parse_event(line.encode()) == event
 
 
 FAKE = """#!{python}
@@ -115,13 +114,13 @@ def test_variables_go_by_file_and_the_users_own_settings_stay_out(
 def test_a_failure_is_an_error_with_what_terraform_said(tmp_path: Path) -> None:
     said = {"type": "diagnostic", "diagnostic": {"severity": "error", "summary": "no room"}}
     tool = runner(tmp_path, f"print({json.dumps(json.dumps(said))}); sys.exit(1)")
-    with pytest.raises(binary.TerraformError, match="no room") as caught:
+    with pytest.raises(TerraformError, match="no room") as caught:
         tool.apply({}, lambda event: None, parallelism=10)
     assert caught.value.diagnostics == (Diagnostic(summary="no room"),)
     assert caught.value.exit_code == 3
     silent = tmp_path / "silent"
     silent.mkdir()
-    with pytest.raises(binary.TerraformError, match="exit code 9"):
+    with pytest.raises(TerraformError, match="exit code 9"):
         runner(silent, "sys.exit(9)").destroy(lambda event: None, parallelism=10)
 
 
@@ -172,7 +171,7 @@ def planning(folder: Path, action: str, address: str = WORKER) -> Terraform:
 @pytest.mark.parametrize("action", ["replace", "delete"])
 def test_no_machine_goes_that_nobody_has_agreed_to(action: str, tmp_path: Path) -> None:
     tool = planning(tmp_path, action)
-    with pytest.raises(binary.TerraformError, match="nothing was changed") as caught:
+    with pytest.raises(TerraformError, match="nothing was changed") as caught:
         tool.apply({}, lambda event: None, parallelism=10)
     assert f"would {action} {WORKER} (i-1: cannot update)" in caught.value.message
     assert "`clusterctl down lab`" in caught.value.hint
@@ -275,7 +274,7 @@ def test_a_broken_cli_configuration_is_named(
 ) -> None:
     monkeypatch.setenv("TF_CLI_CONFIG_FILE", "/home/me/rc")
     fake(tmp_path, f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
-    with pytest.raises(binary.TerraformError) as caught:
+    with pytest.raises(TerraformError) as caught:
         seeded(tmp_path, "one").init()
     assert caught.value.message.endswith(
         "the CLI configuration: Error: Error parsing /home/me/rc: At 2:1: key 'oops'"
@@ -283,7 +282,7 @@ def test_a_broken_cli_configuration_is_named(
     assert "TF_CLI_CONFIG_FILE, which is /home/me/rc" in caught.value.hint
     (tmp_path / "later").mkdir()
     later = runner(tmp_path / "later", f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
-    with pytest.raises(binary.TerraformError, match="configuration: Error: Error parsing"):
+    with pytest.raises(TerraformError, match="configuration: Error: Error parsing"):
         later.destroy(print, parallelism=10)
 
 
@@ -376,7 +375,7 @@ STATE = {"version": 4, "resources": [{"mode": "managed", "type": "aws_vpc", "nam
 def test_a_damaged_state_is_not_taken_for_an_empty_one(tmp_path: Path, damaged: str) -> None:
     tool = runner(tmp_path, "")
     (tool.folder / "terraform.tfstate").write_text(damaged)
-    with pytest.raises(binary.TerraformError, match=r"terraform\.tfstate is damaged") as caught:
+    with pytest.raises(TerraformError, match=r"terraform\.tfstate is damaged") as caught:
         tool.list_resources()
     assert caught.value.exit_code == 3
     assert "`clusterctl down lab`" in caught.value.hint

@@ -55,8 +55,8 @@ from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
 from clusterctl.machines.ec2.spec import ProviderState
 from clusterctl.machines.protocol import LAUNCHER, Created, Resource
-from clusterctl.terraform import events
 from clusterctl.terraform import folder as terraform_folder
+from clusterctl.terraform.binary import TerraformError
 from clusterctl.transport.ssh import preload
 
 # -------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def apply(
     while True:
         try:
             return apply_once()
-        except events.TerraformError as error:
+        except TerraformError as error:
             said = [item.text for item in error.diagnostics]
             before, known = known, len(runner.list_resources())
             if isinstance(refusals.from_terraform(said), CapacityError):
@@ -335,7 +335,7 @@ def make_attempts(
                 may_go=partial(_list_removable, order, runner),
                 nodes=order.nodes,
             )
-        except events.TerraformError as error:
+        except TerraformError as error:
             known = refusals.from_terraform(item.text for item in error.diagnostics)
             if not isinstance(known, CapacityError):
                 raise known or error from error

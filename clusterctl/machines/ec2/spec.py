@@ -25,7 +25,6 @@ from clusterctl.machines.protocol import LAUNCHER, name_nodes
 from clusterctl.state.files import write_atomic
 from clusterctl.state.locks import find_held
 from clusterctl.terraform import binary as terraform_binary
-from clusterctl.terraform import events
 from clusterctl.terraform import folder as terraform_folder
 
 MAX_WORKERS = 1000
@@ -459,12 +458,12 @@ def find_node(address: str) -> str:
 
 def make_reporter(
     report: Reporter, nodes: NodePhases | None = None
-) -> Callable[[events.Event], None]:
+) -> Callable[[terraform_folder.Event], None]:
     """Says what has happened to each machine, and that the rest is made, in one line each. `nodes`
     is told which machines run."""
 
-    def show(event: events.Event) -> None:
-        if not isinstance(event, events.ResourceChange):
+    def show(event: terraform_folder.Event) -> None:
+        if not isinstance(event, terraform_folder.ResourceChange):
             return
         machine, what = find_node(event.address), (event.action, event.state)
         if nodes and machine and what == ("create", "complete"):
