@@ -170,12 +170,15 @@ def best(action: Callable[[], None], rounds: int = 9) -> float:
 
 
 def environment(ec2: Ec2, folder: Path) -> dict[str, str]:
+    settings = folder / "config" / "clusterctl" / "clusterctl.toml"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(f'[up]\nssh_cidr = "{YOU}/32"\n')
     return {
         **os.environ,
         **ec2.env,
         "HOME": str(folder),
         "CLUSTERCTL_HOME": str(folder / "state"),
-        "CLUSTERCTL_UP_SSH_CIDR": f"{YOU}/32",
+        "XDG_CONFIG_HOME": str(folder / "config"),
         "PYTHONPATH": str(ROOT),
     }
 

@@ -31,7 +31,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.options import batch_systems, kinds
-from clusterctl.options.kinds import ARGUMENTS, GENERAL, Common, Option, Verb, name_prefix
+from clusterctl.options.kinds import ARGUMENTS, GENERAL, Common, Option, Verb
 from clusterctl.options.verbs import CLUSTERS, FAMILIES, VERBS, Launch
 
 # -------------------------------------------------------------------------------------------------
@@ -72,7 +72,8 @@ def render_verb(name: str) -> str:
         lines += _render_section(
             heading, _format_table(section, column) + _render_bare(bare.get(heading, {}))
         )
-    lines += _wrap(_describe_settings(name, options))
+    known = ["clusterctl.toml", *(item.env for item in options if item.env)]
+    lines.append(f"  Set defaults in {', '.join(known)}")
     if len(verb.examples) == 1:
         lines.append(f"  Example: {verb.examples[0]}")
     else:
@@ -120,16 +121,6 @@ def summarize(verb: type[Verb]) -> str:
 def _list_paragraphs(verb: type[Verb]) -> Iterator[str]:
     for number, paragraph in enumerate(inspect.cleandoc(verb.__doc__ or "").split("\n\n")):
         yield from ([""] if number else []) + textwrap.wrap(paragraph, _choose_width())
-
-
-def _describe_settings(name: str, options: Iterable[Option[Any]]) -> str:
-    """How an option is set for many command lines."""
-    example = next(
-        (o for o in options if o.metavar and o.flags and o.settable and not o.env), Verb.quiet
-    )
-    variable = f"{name_prefix(name.partition(' ')[0])}{example.key.upper()}"
-    known = [variable, *(item.env for item in options if item.env)]
-    return f"Set defaults in clusterctl.toml, {', '.join(known)}, ..."
 
 
 def _make_row(option: Option[Any]) -> tuple[str, str]:

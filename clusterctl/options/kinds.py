@@ -172,7 +172,7 @@ class Option(Generic[T]):
         named: How the help names a value where `metavar` does not.
         empty: The value where none is given.
         many: May be repeated; `words`: how many words a value has.
-        env: A variable beside the usual CLUSTERCTL_VERB_OPTION.
+        env: A variable that sets it, too.
         settable: Whether settings may have it. What says what one command line does is no default.
     """
 
@@ -201,8 +201,6 @@ class Option(Generic[T]):
         self.help = help + _name_providers(declared, group, self.flag)
         self.settable = settable
         self.is_flag = empty is False
-        self.separator = os.pathsep if check is values.path else None
-        """Between the values in a variable; None: blanks."""
         self.attribute = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -495,7 +493,7 @@ OF_JOB = cluster_option(help="Cluster of the job (default: any)")
 
 
 # -------------------------------------------------------------------------------------------------
-# Settings: `clusterctl.toml` (project over user) < `CLUSTERCTL_*` variables < flags.
+# Settings: `clusterctl.toml` (project over user) < variables such as CLUSTERCTL_CLUSTER < flags.
 #
 # The file's tables are verbs, its keys are their long options with `_` for `-`; keys outside a
 # table hold for every verb that has such an option:
@@ -584,38 +582,12 @@ def read_values(
     return values
 
 
-def name_prefix(verb: str) -> str:
-    """Of the variables of a verb: shells set none with a dash in its name."""
-    return f"CLUSTERCTL_{verb.upper().replace('-', '_')}_"
-
-
-_TRUE, _FALSE = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
-
-
-def _read_variable(name: str, text: str, option: Option[Any]) -> Any:
-    if option.many:
-        return tuple(text.split(option.separator))
-    word = text.strip().lower()
-    if option.is_flag and word in (*_TRUE, *_FALSE):
-        return word in _TRUE
-    if option.is_flag:
-        raise UsageError(f"{name}={text}: expected true or false", hint=f"{name}=1, or unset it")
-    return text
-
-
 def _read_variables(verbs: OptionsByVerb) -> Iterator[tuple[str, str, Setting]]:
-    """What is set by CLUSTERCTL_VERB_OPTION, and by an option's own variable. One that no verb has
-    is a mistake like a key of the file."""
-    rows = [(verb, key, item) for verb, options in verbs.items() for key, item in options.items()]
-    own = {f"{name_prefix(verb)}{key.upper()}": (verb, key, item) for verb, key, item in rows}
-    for name in filter(lambda name: name.startswith(tuple(map(name_prefix, verbs))), os.environ):
-        known = {word: option for word, (_, _, option) in own.items()}
-        _check_known(f"unknown variable {name}", name, known, "unset it")
-    shared = ((item.env, (verb, key, item)) for verb, key, item in rows if item.env)
-    for name, (verb, key, option) in (*own.items(), *shared):
-        if text := os.environ.get(name):
-            made = _read_variable(name, text, option)
-            yield verb, key, Setting(made, name, general=name == option.env)
+    """What is set by an option's own variable."""
+    for verb, options in verbs.items():
+        for key, option in options.items():
+            if option.env and (text := os.environ.get(option.env)):
+                yield verb, key, Setting(text, option.env, general=True)
 
 
 def _read_file(path: Path, verbs: OptionsByVerb) -> Iterator[tuple[str, str, Setting]]:
@@ -656,11 +628,9 @@ def _make_value(path: Path, name: str, value: Any, option: Option[Any]) -> Any:
     raise UsageError(f"{path}: {name} = {value!r} must be {wanted}", hint="correct that line")
 
 
-def _check_known(
-    what: str, name: str, known: Mapping[str, Option[Any] | None], instead: str = ""
-) -> None:
+def _check_known(what: str, name: str, known: Mapping[str, Option[Any] | None]) -> None:
     """Raises UsageError for a name that is not among those, or whose option is no default for many
-    command lines. `instead`: the hint where no other name is close."""
+    command lines."""
     option = known.get(name)
     if option and not option.settable:
         raise UsageError(
@@ -669,6 +639,5 @@ def _check_known(
         )
     if name not in known:
         close = get_close_matches(name, known, n=1)
-        instead = instead or f"known: {', '.join(sorted(known))}"
-        hint = f"did you mean {close[0]!r}?" if close else instead
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
         raise UsageError(what, hint=hint)

@@ -105,9 +105,9 @@ def containers(
 @pytest.fixture(scope="module")
 def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("instances")
-    up = {"CLUSTERCTL_UP_SSH_CIDR": OUTSIDE}
-    env = {**ec2.quick_env, "HOME": str(folder), **up}
+    env = {**ec2.quick_env, "HOME": str(folder)}
     (folder / "project").mkdir()
+    (folder / "project" / "clusterctl.toml").write_text(f'[up]\nssh_cidr = "{OUTSIDE}"\n')
     cli = Cli(folder / "state", folder / "project", env=env)
     size = ["--nodes", "2", "--ranks-per-node", "1"]
     machines = ("--cpu", "t3.xlarge:2", "--runtime", "host", "--yes")

@@ -58,10 +58,13 @@ class World:
             **ec2.quick_env,
             "HOME": str(folder),
             "CLUSTERCTL_HOME": str(self.home),
-            "CLUSTERCTL_UP_SSH_CIDR": OUTSIDE,
+            "XDG_CONFIG_HOME": str(folder / "config"),
             "CLUSTERCTL_DOCKER_HUB": hub.url,
             "NO_COLOR": "1",
         }
+        self.settings = folder / "config" / "clusterctl" / "clusterctl.toml"
+        self.settings.parent.mkdir(parents=True)
+        self.settings.write_text(f'[up]\nssh_cidr = "{OUTSIDE}"\n')
         self._folder = folder
         self.hung = False
         self.late = receipts.LATE

@@ -74,7 +74,8 @@ def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: 
     typed is what the documents say; these machines have no GPU."""
     world.on_the_first_day()
     world.late = receipts.SHUTDOWN
-    world.env["CLUSTERCTL_RUN_ALLOW_CPU"] = "1"
+    with world.settings.open("a") as settings:
+        settings.write("[run]\nallow_cpu = true\n")
     world.ec2.grant(8)
     with world.ec2.full(engine, need) as internet:
         digest = internet.public_base()

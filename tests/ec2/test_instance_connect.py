@@ -22,7 +22,7 @@ WHOLE = [f"count {n}" for n in range(1, 31)]
 @pytest.fixture
 def closed(world: World) -> World:
     """No address is let in. The AWS CLI is on PATH."""
-    del world.env["CLUSTERCTL_UP_SSH_CIDR"]
+    world.settings.unlink()
     world.env["PATH"] = f"{world.ec2.offer_tunnels()}:{world.env['PATH']}"
     return world
 

@@ -63,16 +63,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *(("run", key) for key in ("sweep", "array")),
     ],
 )
-@pytest.mark.parametrize("where", ["table", "general", "variable"])
-def test_what_a_command_does_is_no_setting(
-    where: str, verb: str, key: str, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("where", ["table", "general"])
+def test_what_a_command_does_is_no_setting(where: str, verb: str, key: str, call: Call) -> None:
     """`[run] m = "ok"` would make an argument of the SCRIPT of every command line."""
-    if where == "variable":
-        monkeypatch.setenv(f"CLUSTERCTL_{verb}_{key}".replace("-", "_").upper(), "1")
-    else:
-        table = f"[{verb}]\n" if where == "table" else ""
-        Path("clusterctl.toml").write_text(f'{table}{key} = "ok"\n')
+    table = f"[{verb}]\n" if where == "table" else ""
+    Path("clusterctl.toml").write_text(f'{table}{key} = "ok"\n')
     said = call("list")
     assert said.code == 2
     flag = "-m" if key == "m" else f"--{key}"
@@ -95,20 +90,6 @@ def test_keys_and_tables(project: Path) -> None:
         "run": {"cluster": "other", "json": True, "backend": "mpi"},
         "status": {"cluster": "lab", "json": True},
     }
-
-
-@pytest.mark.parametrize(
-    ("said", "value"), [("1", True), ("true", True), ("no", False), ("", None), ("maybe", "")]
-)
-def test_a_flag_in_a_variable(
-    said: str, value: object, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLUSTERCTL_RUN_DRY_RUN", said)
-    if value == "":
-        with pytest.raises(UsageError, match="CLUSTERCTL_RUN_DRY_RUN=maybe: expected true or fal"):
-            values()
-    else:
-        assert values().get("run", {}).get("dry_run") == value
 
 
 def test_project_over_user(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,39 +128,11 @@ def test_a_vanished_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("lab")
-@pytest.mark.parametrize(
-    "choices", ["", "file", "file variable", "file variable flag", "file flag", "variable"]
-)
-def test_variables_over_files_and_flags_over_variables(
-    choices: str, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = {"file": "gloo", "variable": "mpi", "flag": "nccl"}
-    if "file" in choices:
-        Path("clusterctl.toml").write_text('[run]\nbackend = "gloo"\n')
-    if "variable" in choices:
-        monkeypatch.setenv("CLUSTERCTL_RUN_BACKEND", "mpi")
-    flags = ["--backend", "nccl"] if "flag" in choices else []
-    said = call("run", "--dry-run", "--json", *flags, "train.py")
-    strongest = choices.split()[-1] if choices else ""
-    assert said.document["env"].get("CLUSTERCTL_BACKEND") == values.get(strongest)
-
-
-@pytest.mark.usefixtures("project")
-@pytest.mark.parametrize(
-    ("name", "close"),
-    [
-        ("CLUSTERCTL_RUN_BAKEND", "CLUSTERCTL_RUN_BACKEND"),
-        ("CLUSTERCTL_UP_QQQQQQQQQQQQQQQQQQ", "unset"),
-    ],
-)
-def test_a_variable_that_no_verb_has(
-    name: str, close: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, "mpi")
-    with pytest.raises(UsageError) as caught:
-        values()
-    assert name in caught.value.message
-    assert close in caught.value.hint
+def test_flags_over_files(call: Call) -> None:
+    Path("clusterctl.toml").write_text('[run]\nbackend = "gloo"\n')
+    for flags, backend in ((), "gloo"), (("--backend", "nccl"), "nccl"):
+        said = call("run", "--dry-run", "--json", *flags, "train.py")
+        assert said.document["env"]["CLUSTERCTL_BACKEND"] == backend
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def test_it_runs_nothing_from_the_folder_of_up(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     for settings in (folder / "clusterctl.toml", folder / "clusterctl" / "clusterctl.toml"):
         settings.write_text("no = 'such key'\n")
-    monkeypatch.setenv("CLUSTERCTL_DOWN_NOTHING", "1")
     arm(cluster, place, time.time() - 1)
     until = time.monotonic() + 60
     while open_store().list_names():

@@ -505,13 +505,10 @@ def test_a_launcher_as_a_module(call: Call, lab: None) -> None:
     assert plan["programs"]["worker-1"] == ["/opt/py/bin/python", "train.py", "-m"]
 
 
-def test_settings_are_weaker_than_the_words(
-    call: Call, lab: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_weaker_than_the_words(call: Call, lab: None) -> None:
     words = ("run", "--json", "--dry-run", "mpirun", "-np", "4", "-x", "A=1", "python", "train.py")
-    monkeypatch.setenv("CLUSTERCTL_RUN_RANKS_PER_NODE", "3")
-    monkeypatch.setenv("CLUSTERCTL_RUN_NODES", "worker-2")
-    monkeypatch.setenv("CLUSTERCTL_RUN_ENV", "A=2 B=2")
+    settings = '[run]\nranks_per_node = 3\nnodes = "worker-2"\nenv = ["A=2", "B=2"]\n'
+    Path("clusterctl.toml").write_text(settings)
     plan = call(*words).document
     assert plan["placement"] == {"worker-2": [0, 1, 2, 3]}
     assert (plan["env"]["A"], plan["env"]["B"]) == ("1", "2")

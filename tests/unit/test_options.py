@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.options.kinds import name_prefix
 from clusterctl.options.values import duration
 from clusterctl.options.verbs import VERBS, find_limit
 from tests.unit.calling import Call, clusterctl, judge
@@ -36,8 +35,7 @@ def test_help_of_every_verb(verb: str, call: Call, monkeypatch: pytest.MonkeyPat
         explained = option.help or option.group.native or option.never
         assert explained or option.metavar.split()[0] in (VERBS[verb].__doc__ or "")
     assert re.search(rf"\n(\n|  )Examples?:\s+clusterctl {verb}", said.out)
-    assert said.out.count(f"CLUSTERCTL_{words[0].upper().replace('-', '_')}_") == 1
-    assert ("CLUSTERCTL_CLUSTER, " in said.out) == ("--cluster" in said.out)
+    assert ("CLUSTERCTL_CLUSTER" in said.out) == ("--cluster" in said.out)
 
 
 def test_help_of_run_fits_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,16 +43,6 @@ def test_help_of_run_fits_a_terminal(call: Call, monkeypatch: pytest.MonkeyPatch
     lines = call("run", "--help").out.splitlines()
     assert len(lines) <= 60
     assert all(len(line) <= 80 for line in lines)
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_names_a_variable_that_is_read(verb: str, call: Call) -> None:
-    said = re.sub(r"\s+", " ", call(*verb.split(), "--help").out)
-    found = re.search(r"in clusterctl.toml, (CLUSTERCTL_\w+)", said)
-    assert found
-    key = found[1].removeprefix(name_prefix(verb.partition(" ")[0])).lower()
-    option = VERBS[verb].options()[key]
-    assert option.settable
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -71,10 +59,9 @@ def test_the_hint_for_an_expression_can_be_pasted(call: Call) -> None:
     assert re.fullmatch(words[1], "it's (")
 
 
-def test_help_needs_no_settings(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_needs_no_settings(call: Call) -> None:
     """Who has a mistake in their settings needs it most."""
     Path("clusterctl.toml").write_text("[run]\nbakend = 1\n")
-    monkeypatch.setenv("CLUSTERCTL_RUN_NOPE", "1")
     assert call("run", "--help").code == 0
     assert call("run", "train.py").code == 2
 
