@@ -87,6 +87,34 @@ def list_living(tag: str) -> List[int]:
     return found
 
 
+class ProcessStat(NamedTuple):
+    """`used`: seconds of processor time; `started`: ticks after the start of the node."""
+
+    command: str
+    state: str
+    parent: int
+    used: float
+    started: int
+
+
+def read_stat(pid: int) -> Optional[ProcessStat]:
+    """None where the process has ended. A command may hold blanks and parentheses."""
+    head, _, rest = read_text(f"/proc/{pid}/stat").rpartition(")")
+    words = rest.split()
+    if len(words) < 20:
+        return None
+    used = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return ProcessStat(head.partition("(")[2], words[0], int(words[1]), used, int(words[19]))
+
+
+def read_link(path: str) -> str:
+    """ "" where there is none."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
 def read_rank(pid: int) -> str:
     """ "" for what is no rank's."""
     for item in read(f"/proc/{pid}/environ").split(b"\0"):

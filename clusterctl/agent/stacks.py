@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from functools import partial
-from typing import IO, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
+from typing import IO, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import processes
 
@@ -61,30 +61,14 @@ def find_ranks(job: str, tag: str) -> Dict[str, FirstProcess]:
     for pid in processes.list_living(tag):
         rank = processes.read_rank(pid)
         if rank and os.path.exists(os.path.join(job, "out", f"rank-{rank}.pid")):
-            other = "/python" not in _read_link(f"/proc/{pid}/exe")
-            found.setdefault(rank, []).append((other, _read_start(pid), pid))
+            other = "/python" not in processes.read_link(f"/proc/{pid}/exe")
+            stat = processes.read_stat(pid)
+            found.setdefault(rank, []).append((other, stat.started if stat else 0, pid))
     return {
         rank: FirstProcess(pid, not other)
         for rank, candidates in sorted(found.items())
         for other, _, pid in [min(candidates)]
     }
-
-
-def _read_link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def _read_fields(pid: int) -> List[bytes]:
-    """Of /proc/PID/stat, from the state on."""
-    return processes.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-
-
-def _read_start(pid: int) -> int:
-    fields = _read_fields(pid)
-    return int(fields[19]) if len(fields) > 19 else 0
 
 
 def locate_spy(folder: str) -> str:
@@ -122,8 +106,8 @@ def _dump(spy: List[str], pid: int, seconds: float, path: str, *words: str) -> N
 
 def _dump_rank(spy: List[str], pid: int, limit: float, place: str) -> None:
     """Into `place`.python, and then .native."""
-    state = _read_fields(pid)[:1]
-    if state and state[0] in (b"T", b"t", b"D"):  # it would not stop for a reader
+    stat = processes.read_stat(pid)
+    if stat and stat.state in "TtD":  # it would not stop for a reader
         _dump(spy, pid, limit, place + ".python", "--nonblocking")
     else:  # the quick part first: the C stack needs the symbols of all libraries
         _dump(spy, pid, limit, place + ".python")
@@ -182,9 +166,7 @@ def show_stacks(
         quick = {pid: ["--nonblocking"] * (pid in stopped) for pid in (*pids, *helpers)}
         slow = {pid: ["--native"] for pid in pids if pid not in stopped}
         yield from _show_dumps(spy, scratch, "stack", quick, limit, "--locals")
-        yield from _show_use("before", pids)  # not meanwhile: a process stands still for py-spy
-        time.sleep(GLANCE)
-        yield from _show_use("after", pids)
+        yield from _show_use(pids)  # not meanwhile: a process stands still for py-spy
         yield from _show_dumps(spy, scratch, "stack", slow, limit, "--locals")
         yield ("done",)
 
@@ -212,7 +194,9 @@ def show_moves(
                 has_moved = True
                 break
         for pid, kind in ranks:
-            yield "moved", pid, before[pid] or "0", _count_moves(pid, kind)
+            after = _count_moves(pid, kind)
+            if before[pid] and after:
+                yield "moved", pid, int(before[pid] != after)
         if not (has_moved or native):
             return  # reading the stack of a process wakes it
         words = {pid: ["--native"] * native for pid, _ in ranks}
@@ -240,11 +224,21 @@ def _show_dumps(
             yield "failed", pid, line
 
 
-def _show_use(word: str, pids: Sequence[int]) -> Iterator[Tuple[object, ...]]:
-    yield "time", word, processes.read("/proc/uptime").split()[0].decode()
-    for pid in pids:
-        yield word, pid, processes.read(f"/proc/{pid}/stat").decode(errors="replace").strip()
-        yield (f"periods-{word}", pid, *_count_periods(pid))
+def _show_use(pids: Sequence[int]) -> Iterator[Tuple[object, ...]]:
+    """Of each: the processors in use, whether it had or wanted one both times, and the share of its
+    time slices in which a limit stopped it."""
+    before = {pid: _measure_use(pid) for pid in pids}
+    time.sleep(GLANCE)
+    for pid, (began, first, passed, stopped) in before.items():
+        ended, last, passed_then, stopped_then = _measure_use(pid)
+        if first and last:
+            used = (last.used - first.used) / (ended - began)
+            throttled = (stopped_then - stopped) / max(1, passed_then - passed)
+            yield "use", pid, used, int(first.state == last.state == "R"), throttled
+
+
+def _measure_use(pid: int) -> Tuple[float, Optional[processes.ProcessStat], int, int]:
+    return (time.monotonic(), processes.read_stat(pid), *_count_periods(pid))
 
 
 def _count_periods(pid: int) -> Tuple[int, int]:

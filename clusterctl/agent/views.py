@@ -89,10 +89,10 @@ def _list_ranks(job: str, suffix: str) -> Iterator[Tuple[str, str]]:
                 yield base[len("rank-") :], os.path.join(out, base)
 
 
-def _list_processes(tag: str) -> Iterator[Tuple[int, str, str]]:
-    """(process, rank, its line of /proc/PID/stat)."""
+def _list_processes(tag: str) -> Iterator[Tuple[int, str, processes.ProcessStat]]:
+    """(process, rank, what it is)."""
     for pid in processes.list_living(tag):
-        rank, stat = processes.read_rank(pid), read_text(f"/proc/{pid}/stat")
+        rank, stat = processes.read_rank(pid), processes.read_stat(pid)
         if rank and stat:
             yield pid, rank, stat
 
@@ -131,7 +131,7 @@ def show_gpus(job: str, of_jobs: bool, seconds: float = ANSWER) -> ShownFacts:
 def show_use(job: str, tag: str, device: str, marks: str) -> ShownFacts:
     """What the node and the ranks on it use at this moment, and the last lines that may hold their
     metrics: those of ours, or with one of these marks."""
-    yield "time", time.time(), os.sysconf("SC_CLK_TCK")
+    yield "time", time.time()
     ticks = list(map(int, read_text("/proc/stat").split()[1:9]))
     yield "cpu", sum(ticks), ticks[3] + ticks[4]
     yield from _show_memory()
@@ -141,7 +141,8 @@ def show_use(job: str, tag: str, device: str, marks: str) -> ShownFacts:
             yield "net", counters.split()[0], counters.split()[8]
     yield from show_gpus(job, of_jobs=False)
     for pid, rank, stat in _list_processes(tag):
-        yield "process", rank, stat
+        if stat.state not in "ZX":
+            yield "process", rank, pid, stat.used
         resident = re.search(r"^VmRSS:\s*(\d+)", read_text(f"/proc/{pid}/status"), re.MULTILINE)
         yield "resident", rank, resident.group(1) if resident else 0
     files = [(r, base + end) for end in (".out", ".err") for r, base in _list_ranks(job, end)]
@@ -170,10 +171,11 @@ def show(job: str, tag: str, python_folder: str, tail: int, spot: bool, peer: st
     yield from _show_output(job, tail)
     yield from _show_machine(root, python_folder)
     for pid, rank, stat in _list_processes(tag):
-        yield "process", rank, stat
+        # A program may call itself as it likes: what it runs counts.
+        python = re.search(r"/python[\d.]*$", processes.read_link(f"/proc/{pid}/exe"))
+        command = "python" if python else stat.command
+        yield "process", rank, pid, stat.parent, stat.state, stat.started, command
         yield "waits", pid, read_text(f"/proc/{pid}/wchan")
-        with contextlib.suppress(OSError):
-            yield "exe", pid, os.readlink(f"/proc/{pid}/exe")
         for silent in _list_silent(pid):
             yield ("silent", rank, *silent)
     yield from _show_exits(job)  # who has ended meanwhile has no process

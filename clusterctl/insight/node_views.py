@@ -7,7 +7,7 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 import msgspec
@@ -18,21 +18,18 @@ from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
 
 LONGEST = 120
 """Characters of a line of output that are told."""
-TICKS = 100.0
-"""Per second, of the times in /proc/PID/stat (USER_HZ, the same on all Linux)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One of a rank's. `state` is the letter of ps(1); `ticks` is its use of the processor."""
+    """One of a rank's. `state` is the letter of ps(1)."""
 
     pid: int
     parent: int
-    command: str
     state: str
-    ticks: int
     started: int
     """Ticks after the node's start."""
+    command: str
 
     @property
     def alive(self) -> bool:
@@ -210,7 +207,6 @@ def read_look(name: str, text: str) -> NodeView:
     """What `show` printed. Lines that mean nothing, such as a login shell's, are left out."""
     view = NodeView(name)
     waits: dict[int, str] = {}
-    pythons: set[int] = set()
     boot = 0.0
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
@@ -221,15 +217,9 @@ def read_look(name: str, text: str) -> NodeView:
             elif word == "waits":
                 pid, _, where = rest.partition(" ")
                 waits[int(pid)] = "" if where.strip() == "0" else where.strip()
-            elif word == "exe" and re.search(r"/python[\d.]*$", rest.partition(" ")[2]):
-                pythons.add(int(rest.partition(" ")[0]))
             else:
                 _add(view, word, rest, boot)
     for rank in view.ranks.values():
-        # A program may call itself as it likes: what it runs counts.
-        rank.processes = tuple(
-            replace(p, command="python") if p.pid in pythons else p for p in rank.processes
-        )
         rank.waits = waits.get(rank.main.pid, "") if rank.main else ""
     return view
 
@@ -271,7 +261,8 @@ def _add_to_rank(rank: Rank, word: str, value: str) -> None:
     elif word in ("out", "err"):
         setattr(rank, word, _decode(value))
     elif word == "process":
-        rank.processes += (read_process(value),)
+        pid, parent, state, started, command = value.split(" ", 4)
+        rank.processes += (RankProcess(int(pid), int(parent), state, int(started), command),)
     elif word == "silent":
         rank.silent += (_read_silence(value),)
 
@@ -284,15 +275,6 @@ def _read_silence(text: str) -> Silence:
     data = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
     address = ip_address(data[12:] if data[:12] == bytes(10) + b"\xff\xff" else data)
     return Silence(str(address), int(port, 16), made=state == "01")
-
-
-def read_process(text: str) -> RankProcess:
-    """A line of /proc/PID/stat: a command may hold blanks and parentheses."""
-    pid, _, rest = text.partition(" (")
-    command, _, numbers = rest.rpartition(") ")
-    values = numbers.split()
-    ticks = int(values[11]) + int(values[12])
-    return RankProcess(int(pid), int(values[1]), command, values[0], ticks, int(values[19]))
 
 
 def _decode(text: str) -> str:
@@ -322,7 +304,7 @@ def compare_looks(rank: Rank, kind: str, moved: bool | None, looks: Sequence[Sta
 @dataclass(slots=True)
 class Dump:
     """Of a process: what py-spy printed, or why it could not, and processors in use. `running`: it
-    had or wanted a processor both times; `throttled`: share of the time slices in which a limit
+    had or wanted a processor each time; `throttled`: share of the time slices in which a limit
     stopped it."""
 
     stack: str = ""
@@ -335,32 +317,19 @@ class Dump:
 def read_dumps(text: str) -> dict[int, Dump]:
     """What `show_stacks` printed, by process."""
     found: dict[int, Dump] = {}
-    seen: dict[int, list[RankProcess]] = {}
-    times: list[float] = []
-    periods: dict[int, list[tuple[int, int]]] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         first, _, value = rest.partition(" ")
-        with suppress(ValueError, LookupError):
+        with suppress(ValueError):
+            if word in ("stack", "failed", "use"):
+                dump = found.setdefault(int(first), Dump())
             if word == "stack":
-                found.setdefault(int(first), Dump()).stack = _decode(value)
+                dump.stack = _decode(value)
             elif word == "failed":
-                found.setdefault(int(first), Dump()).failed = value
-            elif word == "time":
-                times.append(float(value))
-            elif word in ("periods-before", "periods-after"):
-                passed, stopped = value.split()
-                periods.setdefault(int(first), []).append((int(passed), int(stopped)))
-            elif word in ("before", "after"):
-                seen.setdefault(int(first), []).append(read_process(value))
-    seconds = times[-1] - times[0] if times else 0.0
-    for pid, (before, *_, after) in ((pid, looks) for pid, looks in seen.items() if looks[1:]):
-        dump = found.setdefault(pid, Dump())
-        dump.usage = (after.ticks - before.ticks) / TICKS / seconds if seconds > 0 else None
-        dump.running = before.state == after.state == "R"
-    for pid, counted in periods.items():
-        slices, stops = (end - start for start, end in zip(counted[0], counted[-1], strict=True))
-        found.setdefault(pid, Dump()).throttled = stops / max(1, slices)
+                dump.failed = value
+            elif word == "use":
+                usage, running, throttled = map(float, value.split())
+                dump.usage, dump.running, dump.throttled = usage, running > 0, throttled
     return found
 
 
@@ -378,11 +347,9 @@ def read_moves(text: str) -> dict[int, Moves]:
     found: dict[int, Moves] = {}
     for line in text.splitlines():
         with suppress(ValueError):
-            word, pid, *values = line.split()
+            word, pid, said = line.split()
             if word == "moved":
-                before, after = values
-                found.setdefault(int(pid), Moves()).moved = before != after
+                found.setdefault(int(pid), Moves()).moved = said == "1"
             elif word == "again":
-                (dump,) = values
-                found.setdefault(int(pid), Moves()).looks.append(_decode(dump))
+                found.setdefault(int(pid), Moves()).looks.append(_decode(said))
     return found

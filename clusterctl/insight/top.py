@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from clusterctl.core.job import UNPLACED, Job
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
-from clusterctl.insight.node_views import read_process
 from clusterctl.insight.verify import read_rocm_cards
 
 # -------------------------------------------------------------------------------------------------
@@ -146,14 +145,13 @@ class TopFrame:
 
 def read_top(node: str, text: str) -> Look:
     """What `show_use` printed. Lines that mean nothing, such as a login shell's, are left out."""
-    look, tick = Look(node, gpus=read_gpus(text)), 100.0
+    look = Look(node, gpus=read_gpus(text))
     printed: dict[int, list[str]] = {}
     for line in text.split("\n"):
         word, _, rest = line.partition(" ")
         with suppress(ValueError, IndexError):
             if word == "time":
-                look.time, ticks = map(float, rest.split())
-                tick = ticks if ticks > 0 else tick
+                look.time = float(rest)
             elif word == "cpu":
                 total, idle = map(float, rest.split())
                 look.busy = total, idle
@@ -170,8 +168,11 @@ def read_top(node: str, text: str) -> Look:
                 rank = look.ranks.setdefault(int(number), RankLook())
                 if word == "metrics":
                     printed.setdefault(int(number), []).append(value)
+                elif word == "resident":
+                    rank.memory += int(value) * 1024
                 else:
-                    _add(rank, word, value, tick)
+                    pid, seconds = value.split()
+                    rank.cpu[int(pid)] = float(seconds)
     for item, lines in printed.items():
         reader = Reader()
         found = (*reader.read(item, "\n".join(lines).encode()), *reader.finish())
@@ -179,15 +180,6 @@ def read_top(node: str, text: str) -> Look:
     if not look.time:
         look.error = "it did not answer in full"
     return look
-
-
-def _add(rank: RankLook, word: str, value: str, tick: float) -> None:
-    if word == "resident":
-        rank.memory += int(value) * 1024
-    else:
-        process = read_process(value)
-        if process.alive:
-            rank.cpu[process.pid] = process.ticks / tick
 
 
 def make_rank_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tuple[RankLine, ...]:

@@ -29,8 +29,7 @@ def encoded_bytes(data: bytes) -> str:
 
 
 def process(rank: int, pid: int, state: str = "S", name: str = "python", parent: int = 1) -> str:
-    numbers = f"{parent} 1 1 0 -1 4194560 1 0 0 0 94 37 0 0 20 0 4 0 {pid} 1 1"
-    return f"process {rank} {pid} ({name}) {state} {numbers}"
+    return f"process {rank} {pid} {parent} {state} {pid} {name}"
 
 
 def running(number: int = 7, **changes: object) -> Job:

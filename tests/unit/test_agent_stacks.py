@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent.stacks import find_ranks, list_stacks
+from clusterctl.agent.stacks import find_ranks, list_stacks, show_stacks
 
 TAG = f"CLUSTERCTL_JOB=stacks-{os.getpid()}/1;"
 SPY = """#!/bin/sh
@@ -99,3 +99,18 @@ def test_without_a_py_spy_its_absence_is_the_reason(
     with gzip.open(job / "py-spy.gz", "wb") as file:
         file.write(SPY.encode())
     assert read_notes(job)["0"].splitlines()[4:] == ['["native"]']
+
+
+def test_the_use_of_processors_is_measured(job: Path) -> None:
+    """Of a program that sleeps, and of one that computes."""
+    folder = job / "jobs" / "1"
+    busy = subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"])
+    idle = find_ranks(str(job), TAG)["0"].pid
+    try:
+        facts = show_stacks(str(folder), [idle, busy.pid], [], [], 5, str(job / "bin"))
+        use = {fact[1]: fact[2:] for fact in facts if fact[0] == "use"}
+    finally:
+        busy.kill()
+        busy.wait()
+    assert use[idle] == (0.0, 0, 0.0)
+    assert use[busy.pid][:2] > (0.0, 0)

@@ -20,14 +20,8 @@ from tests.unit.making import cluster, job, spec
 from tests.unit.staged import lab
 
 
-def stat(pid: int, ticks: int, state: str = "R") -> str:
-    """A line of /proc/PID/stat, of a command with blanks and parentheses."""
-    numbers = [state, "1", *["0"] * 9, str(ticks), "0", *["0"] * 30]
-    return f"{pid} (a (b) c) {' '.join(numbers)}"
-
-
 def said(time: float, *lines: str, cpu: str = "1000 500", net: str = "1000 2000") -> str:
-    head = f"Welcome\ntime {time} 100\ncpu {cpu}\nmemory MemTotal: 1000\nmemory MemAvailable: 250"
+    head = f"Welcome\ntime {time}\ncpu {cpu}\nmemory MemTotal: 1000\nmemory MemAvailable: 250"
     return "\n".join((head, f"net {net}", *lines, "done\n"))
 
 
@@ -35,16 +29,14 @@ def metrics_line(rank: int, *values: dict[str, float]) -> str:
     return "\n".join(f"metrics {rank} {json.dumps({'clusterctl': item})}" for item in values)
 
 
-BEFORE = {
-    "w": top.read_top("w", said(100.0, f"process 0 {stat(7, 100)}", f"process 0 {stat(8, 50)}"))
-}
+BEFORE = {"w": top.read_top("w", said(100.0, "process 0 7 1.0", "process 0 8 0.5"))}
 AFTER = {
     "w": top.read_top(
         "w",
         said(
             102.0,
-            f"process 0 {stat(7, 300)}",
-            f"process 0 {stat(9, 9999)}",
+            "process 0 7 3.0",
+            "process 0 9 99.99",
             "resident 0 2048",
             "resident 0 1024",
             metrics_line(
@@ -97,7 +89,7 @@ def test_a_node_that_does_not_answer() -> None:
     [line] = top.make_node_lines(AFTER, gone)
     assert (line.error, line.cpu) == ("no route to host", None)
     assert top.make_rank_lines(AFTER, gone) == ()
-    assert top.read_top("w", "time 5 100\n").error == ""
+    assert top.read_top("w", "time 5\n").error == ""
     assert top.read_top("w", "Permission denied\n").error
 
 

@@ -232,7 +232,7 @@ def restore_stacks(evidence: Evidence, hang: Hang) -> Evidence:
         note = stacks.read_hang_notes(place.note)
         for number in place.ranks:
             now = ranks.get(number) or Rank(number, evidence.job.find_node(number))
-            process = RankProcess(note.pid, 0, note.command, note.state, 0, 0)
+            process = RankProcess(note.pid, 0, note.state, 0, note.command)
             ranks[number] = Rank(
                 number,
                 now.node,
