@@ -28,7 +28,7 @@ from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
 from clusterctl.jobs import submit
-from clusterctl.jobs.fetch import persist_each, render_paths
+from clusterctl.jobs.fetch import persist, render_paths
 from clusterctl.project.contents import read_folder
 from clusterctl.state.store import Store
 from clusterctl.transport.diagnosis import Failure
@@ -253,7 +253,7 @@ def _copy_to_stores(
         whole.update(result.node for result in results if result.ok)
         return results
 
-    require_copied(persist_each(at.pool, spread, names, at.report), name)
+    require_copied(persist(at.pool, spread, names, at.report), name)
     if mark:
         _mark_complete(at, nodes, name, mark)
     return tuple(names)
@@ -277,7 +277,7 @@ def _run_each(
         commands = {name: render(name) for name in names}
         return at.pool.run(commands, stdin=stdin, timeout=timeout)
 
-    return persist_each(at.pool, run, names, at.report)
+    return persist(at.pool, run, names, at.report)
 
 
 @contextmanager

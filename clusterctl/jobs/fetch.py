@@ -234,32 +234,35 @@ def copy_outputs(
     stderr names what was left out. Where the connection is lost, which `report` hears of, it goes
     on with the next file."""
 
+    before = {output: _find_state(target / output.place) for output in wanted}
+    copied = {output.node for output in wanted if output.copied}
+
     def get(name: str) -> NodeResult:
-        mine = [output for output in wanted if output.node == name]
-        before = {output: _find_state(target / output.place) for output in mine}
-
-        def attempt(number: int) -> NodeResult:
-            here = {
-                o for o in mine if (state := _find_state(target / o.place)) and state != before[o]
-            }
-            left = [output for output in mine if output not in here]
-            return get_files(name, left) if left else NodeResult(node=name, exit_code=0)
-
-        source = cluster.launcher.name if any(output.copied for output in mine) else name
-        return persist(pool.find_transport(source), attempt, report)
+        left = []
+        for output in (output for output in wanted if output.node == name):
+            state = _find_state(target / output.place)
+            if not state or state == before[output]:
+                left.append(output)
+        return get_files(name, left) if left else NodeResult(node=name, exit_code=0)
 
     def get_files(name: str, mine: Collection[Output]) -> NodeResult:
         # A folder of links gives the transport one tree that holds the outputs and nothing else.
         paths, here = [output.path for output in mine], target / name
         begun = here / BEGUN
-        if any(output.copied for output in mine):
+        if name in copied:
             return copy_mirrored(job, cluster, pool, name, paths, here, begun)
         folder = locate_folder(job, cluster, name)
         command = f"cd {shlex.quote(folder)} || exit; {ask_agent('link')}"
         links = f"{folder}/outputs"
         return get_linked(pool.find_transport(name), command, links, paths, here, begun)
 
-    return pool.call_each(get, sorted({output.node for output in wanted}))
+    return persist(
+        pool,
+        lambda names: pool.call_each(get, names),
+        sorted({output.node for output in wanted}),
+        report,
+        lambda name: cluster.launcher.name if name in copied else name,
+    )
 
 
 def _find_state(path: Path) -> list[int] | None:
@@ -320,48 +323,28 @@ WAIT, PAUSE = 300.0, 3.0
 
 
 def persist(
-    transport: Transport,
-    attempt: Callable[[int], NodeResult],
-    report: Reporter = lambda line: None,
-) -> NodeResult:
-    """Calls `attempt` with its number, from 0, and again when the node answers after a loss of the
-    connection: it copies what is missing by then. The result of the last one. `report` hears of
-    each loss."""
-    number = 0
-    while True:
-        result = attempt(number)
-        number += 1
-        if not result.cut or number == ATTEMPTS:
-            return result
-        _report_loss(result, report)
-        if not _connect(transport):
-            return result
-
-
-def persist_each(
     pool: Pool,
     attempt: Callable[[Sequence[str]], Sequence[NodeResult]],
     names: Sequence[str],
     report: Reporter = lambda line: None,
+    find_source: Callable[[str], str] = lambda name: name,
 ) -> Sequence[NodeResult]:
-    """The same for what copies to many nodes at once."""
+    """Calls `attempt` with the names of nodes, and again with those that answer after a loss of the
+    connection: it copies what is missing by then. The last result of each. `report` hears of each
+    loss; `find_source`: the node that has what belongs to another one."""
     results = {result.node: result for result in attempt(names)}
     for _ in range(ATTEMPTS - 1):
         lost = [result for result in results.values() if result.cut]
         for result in lost:
-            _report_loss(result, report)
-        back = [r.node for r in lost if _connect(pool.find_transport(r.node))]
+            report(
+                f"lost the connection to {find_source(result.node)}: {result.error};"
+                f" continuing if it answers within {WAIT / 60:g} minutes"
+            )
+        back = [r.node for r in lost if _connect(pool.find_transport(find_source(r.node)))]
         if not back:
             break
         results.update({result.node: result for result in attempt(back)})
     return list(results.values())
-
-
-def _report_loss(result: NodeResult, report: Reporter) -> None:
-    report(
-        f"lost the connection to {result.node}: {result.error};"
-        f" continuing if it answers within {WAIT / 60:g} minutes"
-    )
 
 
 def _connect(transport: Transport) -> bool:

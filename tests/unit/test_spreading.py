@@ -16,7 +16,7 @@ import pytest
 from clusterctl.agent.store import FILE, TreeEntry
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED
-from clusterctl.jobs.fetch import persist_each
+from clusterctl.jobs.fetch import persist
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.spreading import Content, Receiver, spread
 from tests.unit.making import node
@@ -230,7 +230,7 @@ def test_what_was_lost_on_the_way_is_tried_again(tmp_path: Path) -> None:
     told: list[str] = []
     nodes = [node(name, address="") for name in ("worker-1", "worker-2", "worker-3")]
     with Pool(nodes, identity=None, known_hosts=tmp_path / "none") as pool:
-        found = persist_each(pool, attempt, [one.name for one in nodes], told.append)
+        found = persist(pool, attempt, [one.name for one in nodes], told.append)
     assert asked == [["worker-1", "worker-2", "worker-3"], ["worker-2"], ["worker-2"]]
     assert {result.node: result.exit_code for result in found}["worker-3"] == 1
     assert len(told) == 2
