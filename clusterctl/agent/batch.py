@@ -37,7 +37,7 @@ class BatchSupervisor(Supervisor):
 
     def __init__(self, job: str, batch: messages.BatchPlan, plan: messages.JobPlan) -> None:
         super().__init__(job, plan)
-        self._batch, self._system = batch, queues.load(batch.system)
+        self._batch, self._system = batch, queues.SYSTEMS[batch.system]
         self._attempt = int(processes.read_text(self._locate("attempt")) or 0) + 1
         self._notices = 0
         self._launched = True  # how long a start may take is known to the batch system alone

@@ -4,11 +4,12 @@ everybody who asks within AGE seconds. And how a job is handed in there.
 
 import fcntl
 import os
+import pwd
 import re
+import shutil
 import subprocess
 import time
-from importlib import import_module
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import processes
 
@@ -32,11 +33,6 @@ class Said(NamedTuple):
     code: int
     out: str
     err: str
-
-
-def load(system: str) -> Any:
-    """The module of that batch system: `slurm`, `sge`."""
-    return import_module("." + system, __package__)
 
 
 def call(*words: str, limit: float = LIMIT) -> Said:
@@ -66,6 +62,128 @@ def parse_rows(text: str) -> Dict[str, str]:
 
 
 # -------------------------------------------------------------------------------------------------
+
+
+class SlurmQueue:
+    """How Slurm is asked about the queue, how jobs ended, and the nodes of a job."""
+
+    HAND_IN = ("sbatch", "--parsable")
+    END = "scancel"
+    NUMBER = "SLURM_JOB_ID"
+    DOWN = "connect failure"
+    """What it says, as a pattern, when it could not even be asked."""
+    LIVES = re.compile("PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|REQUEUE")
+
+    def list_question(self) -> List[str]:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        return ["squeue", "-h", "-u", user, "-o", "%i|%T|%r"]
+
+    def parse_queue(self, text: str) -> Optional[str]:
+        return text
+
+    def find_end(self, native: str, folder: str) -> Optional[str]:
+        """`STATE|CODE:SIGNAL|REASON` of a job that has left the queue. "": it has not; None: no
+        answer."""
+        said = call("scontrol", "show", "job", "-o", native)
+        if said.out.startswith("JobId="):
+            found = self.read_end(said.out)
+            if self.LIVES.match(found):
+                return ""
+        elif "Invalid job id" in said.out + said.err:
+            found = ""
+        else:
+            return None
+        if not found and shutil.which("sacct"):
+            words = ("sacct", "-X", "-n", "-P", "-o", "State,ExitCode,Reason", "-j", native)
+            found = self.choose_end(call(*words).out.splitlines())
+        return found or "UNKNOWN||"
+
+    def read_end(self, text: str) -> str:
+        """From what scontrol prints: of several tasks, one that is there, or what went wrong."""
+        ends = []
+        for line in text.splitlines():
+            parts = (item.partition("=") for item in line.split())
+            values = {name: value for name, _, value in parts}
+            said = (values.get(name, "") for name in ("JobState", "ExitCode", "Reason"))
+            ends.append("|".join(said))
+        return next(filter(self.LIVES.match, reversed(ends)), self.choose_end(ends))
+
+    def choose_end(self, ends: List[str]) -> str:
+        """The first that has not gone well, or the last."""
+        return next((end for end in ends if not end.startswith("COMPLETED")), "".join(ends[-1:]))
+
+    def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
+        """The number of the point that this task of an array runs, and what else that is told."""
+        return os.environ["SLURM_ARRAY_TASK_ID"], {}
+
+    def requeue(self) -> Optional[int]:
+        """The exit code with which the script of this job has it put back; None: that failed."""
+        return 0 if call("scontrol", "requeue", os.environ[self.NUMBER]).code == 0 else None
+
+    def find_time_to_end(self, notice: int) -> Optional[int]:
+        """Seconds from the signal for the end to it. SIGTERM does not say."""
+        return None
+
+
+class GridQueue:
+    """The same of Grid Engine."""
+
+    HAND_IN = ("qsub", "-terse")
+    END = "qdel"
+    NUMBER = "JOB_ID"
+    DOWN = "Connection refused|got (select|send) error"
+    """What it says, as a pattern, when it could not even be asked."""
+
+    def list_question(self) -> List[str]:
+        return ["qstat", "-u", pwd.getpwuid(os.getuid()).pw_name, "-xml"]
+
+    def parse_queue(self, text: str) -> Optional[str]:
+        """None: the answer is not whole."""
+        if "</job_info>" not in text:
+            return None
+        rows = re.findall(r"<JB_job_number>(\d+)<.*?<state>([^<]*)<", text, re.DOTALL)
+        return "".join(f"{number}|{state}|\n" for number, state in rows)
+
+    def find_end(self, native: str, folder: str) -> Optional[str]:
+        """`STATE|CODE|REASON` of a job that is in the queue no more."""
+        if os.path.exists(os.path.join(folder, "stop")):
+            return "CANCELLED||"
+        # Not every site has its file.
+        return self.read_end(call("qacct", "-j", native).out) or "UNKNOWN||"
+
+    def read_end(self, text: str) -> str:
+        """From what qacct prints; "": nothing."""
+        values = {words[0]: words[1:] for words in map(str.split, text.splitlines()) if words[1:]}
+        if "exit_status" not in values:
+            return ""
+        code, why = values["exit_status"][0], values.get("failed", ["0"])
+        said = "COMPLETED" if code == why[0] == "0" else "FAILED"
+        return "{}|{}|{}".format(said, code, "" if why[0] == "0" else " ".join(why))
+
+    def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
+        """Tasks count from 1 and leave none out, and points as people want them, who read what
+        their scripts for qsub read."""
+        point = todo[int(os.environ["SGE_TASK_ID"]) - 1]
+        ids = (point, todo[0], todo[-1])
+        return point, dict(zip(("SGE_TASK_ID", "SGE_TASK_FIRST", "SGE_TASK_LAST"), ids))
+
+    def requeue(self) -> Optional[int]:
+        """See `man sge_conf`, FORBID_RESCHEDULE."""
+        return 99
+
+    def find_time_to_end(self, notice: int) -> Optional[int]:
+        """As the queue has it."""
+        said = call("qconf", "-sq", os.environ.get("QUEUE", "")).out
+        found = re.search(r"^notify\s+(\d+):(\d+):(\d+)", said, re.MULTILINE)
+        if not found:
+            return notice
+        hours, minutes, seconds = map(int, found.groups())
+        return hours * 3600 + minutes * 60 + seconds
+
+
+SYSTEMS: Dict[str, Any] = {"slurm": SlurmQueue(), "sge": GridQueue()}
+
+# -------------------------------------------------------------------------------------------------
 # What is known about jobs.
 
 
@@ -78,8 +196,8 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
     from . import tasks
 
     os.chdir(root)
-    module = load(system)
-    rows, asked = _ask(module)
+    batch = SYSTEMS[system]
+    rows, asked = _ask(batch)
     if os.path.exists("queue.silent"):
         age = _find_age("queue")
         said = "" if age is None else int(age)
@@ -104,21 +222,21 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
             if native in rows:
                 yield "queue " + rows[native]
             elif not deaf:
-                end = module.find_end(native, folder)
+                end = batch.find_end(native, folder)
                 deaf = end is None
                 if end:
                     yield f"gone {end}|{int(asked)}"
                     processes.remove(os.path.join(folder, "env"))  # nobody else is left to do so
 
 
-def _ask(module: Any) -> Tuple[Dict[str, str], Optional[float]]:
+def _ask(system: Any) -> Tuple[Dict[str, str], Optional[float]]:
     """By number of a job, what the queue has said; and when it was asked, by the clock of the disk
     that the notes of jobs are on. None: it never answered."""
     if not _is_known():
         with open("queue.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_known():
-                _ask_now(module)
+                _ask_now(system)
     if not os.path.exists("queue") or not os.path.exists("queue.asked"):
         return {}, None
     return parse_rows(processes.read_text("queue")), os.stat("queue.asked").st_mtime
@@ -129,11 +247,11 @@ def _is_known() -> bool:
     return any(age is not None and age < AGE for age in ages)
 
 
-def _ask_now(module: Any) -> None:
+def _ask_now(system: Any) -> None:
     # When it was asked counts: what came into the queue while it answered is not in it.
     processes.write("queue.asking", "")
-    said = call(*module.list_question())
-    rows = module.parse_queue(said.out) if said.code == 0 else None
+    said = call(*system.list_question())
+    rows = system.parse_queue(said.out) if said.code == 0 else None
     if rows is None:
         processes.write("queue.silent", said.err.partition("\n")[0])
         return
@@ -184,14 +302,14 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     from . import supervise
 
     os.chdir(job)  # the queue starts the job there
-    module = load(system)
+    batch = SYSTEMS[system]
     supervise.State(job).note(("queued", None))
     until = time.monotonic() + patience
     while True:
         left = max(1.0, until - time.monotonic())
-        said = call(*module.HAND_IN, "job.sh", limit=left)
+        said = call(*batch.HAND_IN, "job.sh", limit=left)
         # Only what cannot have reached the queue may be handed in again.
-        if said.code == 0 or left <= AGAIN + 1 or not re.search(module.DOWN, said.err):
+        if said.code == 0 or left <= AGAIN + 1 or not re.search(batch.DOWN, said.err):
             break
         time.sleep(AGAIN)
     if said.code == SILENT:
@@ -206,4 +324,4 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     native = said.out.partition("\n")[0].partition(".")[0]
     processes.write("native", native + "\n")
     if processes.read_text("stop"):  # cancelled meanwhile
-        call(module.END, native.partition(";")[0])
+        call(batch.END, native.partition(";")[0])

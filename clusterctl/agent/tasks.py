@@ -72,7 +72,7 @@ def run(
     find_point: Callable[[Sequence[str]], Tuple[str, Dict[str, str]]],
     early: List[str],
 ) -> int:
-    """Runs the point of this task; its exit code. `find_point`: see `slurm`; `early`: signals that
+    """Runs the point of this task; its exit code. `find_point`: see `queues`; `early`: signals that
     came before, and FAILED where the task could not be made ready."""
     if processes.read(os.path.join(job, "stop")):
         return 1  # cancelled while it waited

@@ -47,7 +47,7 @@ def _batch(job: str, *early: str) -> int:
     if plan.job is None:
         from . import queues, tasks
 
-        return tasks.run(job, plan, queues.load(plan.system).find_point, list(early))
+        return tasks.run(job, plan, queues.SYSTEMS[plan.system].find_point, list(early))
     from . import batch
 
     return batch.BatchSupervisor(job, plan, plan.job).see_through(early)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from clusterctl.agent import sge as agent
+from clusterctl.agent import queues
 from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
 from clusterctl.core.job import JobSpec, JobState
 from clusterctl.core.model import Cluster
@@ -70,9 +70,9 @@ class Sge(QueueSystem):
     system = "sge"
     prefix = "#$"
     emits = "qsub"
-    end = agent.END
+    end = queues.GridQueue.END
     example_size = "-pe NAME 2"
-    down = agent.DOWN
+    down = queues.GridQueue.DOWN
     unconfigured = "commlib error|Unable to initialize environment"
     gone = GONE
     # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is announced

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from signal import Signals
 
-from clusterctl.agent import slurm as agent
+from clusterctl.agent import queues
 from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
 from clusterctl.core.job import JobSpec, JobState
 from clusterctl.core.model import Cluster
@@ -78,9 +78,9 @@ class Slurm(QueueSystem):
     system = "slurm"
     prefix = "#SBATCH"
     emits = "sbatch"
-    end = agent.END
+    end = queues.SlurmQueue.END
     example_size = "--nodes 2"
-    down = agent.DOWN
+    down = queues.SlurmQueue.DOWN
     unconfigured = "Could not establish a configuration source"
     gone = GONE
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))

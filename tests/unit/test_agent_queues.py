@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import queues, sge, slurm, tasks
+from clusterctl.agent import queues, tasks
 from tests.unit.scripts import until, write_agent
 from tests.unit.tables import rows
+
+slurm, sge = queues.SlurmQueue(), queues.GridQueue()
 
 
 @rows("text, found", "queues.the_tasks_of_an_array_are_one_job")
