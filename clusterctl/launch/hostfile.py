@@ -336,13 +336,6 @@ def _read_lines(text: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
             raise _make_error(where, raw, "close the quotes") from error
         if not words:
             continue
-        if re.match(r"---|\[|[\w.-]+:$", words[0]):
-            raise _make_error(
-                where,
-                raw,
-                "this looks like an inventory of Ansible: list its hosts, one per line:"
-                " ansible all -i INVENTORY --list-hosts",
-            )
         yield _parse_line(words, where, raw)
 
 

@@ -186,7 +186,8 @@ class InitCache:
             said = result.error or result.complaints or result.text
             raise TerraformError(
                 f"{self._binary.name} init failed: {find_first_line(said)}",
-                hint=_suggest_fix(said),
+                hint="the AWS provider comes from registry.terraform.io, or from a mirror that your"
+                " terraform configuration (TF_CLI_CONFIG_FILE) names",
             )
 
     def copy(self, folder: Path) -> None:
@@ -202,13 +203,3 @@ class InitCache:
     def _list_installed(self) -> list[str]:
         """Paths of the packages: `.terraform/providers/HOST/NAMESPACE/TYPE/VERSION/OS_ARCH`."""
         return [str(path) for path in self.folder.glob(".terraform/providers/*/*/*/*/*")]
-
-
-def _suggest_fix(said: str) -> str:
-    own = os.environ.get("TF_CLI_CONFIG_FILE")
-    if own and "CLI configuration" in said:
-        return f"correct that file, or unset TF_CLI_CONFIG_FILE, which is {own}"
-    return (
-        "the AWS provider comes from registry.terraform.io, or from a mirror that your terraform"
-        " configuration names"
-    )

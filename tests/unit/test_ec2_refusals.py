@@ -326,14 +326,6 @@ def test_a_zone_of_another_region_is_a_mistake_of_the_command_line(zone: str) ->
     assert "t3.micro: us-east-1a, us-east-1b;" in caught.value.hint
 
 
-@rows("family, kind, hint", "ec2_refusals.whoever_wants_no_gpu_is_not_offered_one")
-def test_whoever_wants_no_gpu_is_not_offered_one(family: str, kind: str, hint: str) -> None:
-    wish = wanted(NodeGroup(count=1, family=family, instance_type=kind))
-    with pytest.raises(UsageError, match=f"no instance type '{kind}'") as caught:
-        survey(wish)
-    assert caught.value.hint == hint
-
-
 @pytest.mark.parametrize(
     "ask",
     [
@@ -362,20 +354,6 @@ def test_credentials_of_another_account_find_nothing_that_counts(
     assert "AWS_PROFILE" in caught.value.hint
 
 
-@rows("type, hint", "ec2_refusals.a_type_that_the_region_has_not_is_not_offered_again")
-def test_a_type_that_the_region_has_not_is_not_offered_again(type: str, hint: str) -> None:
-    """New regions have few of the usual types."""
-
-    class Few(Offering):
-        def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
-            return {"t3.micro": InstanceType(name="t3.micro", vcpus=2)}
-
-    wish = wanted(NodeGroup(count=1, family="cpu", instance_type=type))
-    with pytest.raises(UsageError, match=f"EC2 has no instance type '{type}' in") as caught:
-        preflight.survey(Few("us-east-1"), wish, {}, "", print)
-    assert hint in caught.value.hint
-
-
 def test_a_mistyped_family_is_told_before_aws_is_asked() -> None:
     with pytest.raises(UsageError, match="unknown GPU family 'g4d'") as caught:
         Ec2Provider(lambda region: pytest.fail("asked AWS")).plan(
@@ -388,7 +366,7 @@ def test_a_launcher_is_a_small_machine() -> None:
     wish = wanted(NodeGroup(count=1, family="cpu"), launcher_type="t3.micr")
     with pytest.raises(UsageError) as caught:
         survey(wish)
-    assert caught.value.hint == "did you mean 't3.micro'?"
+    assert "--region" in caught.value.hint
 
 
 class Busy(Offering):

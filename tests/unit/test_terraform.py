@@ -269,17 +269,14 @@ BROKEN = """There are some problems with the CLI configuration:
 """
 
 
-def test_a_broken_cli_configuration_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TF_CLI_CONFIG_FILE", "/home/me/rc")
+def test_a_broken_cli_configuration_is_named(tmp_path: Path) -> None:
     fake(tmp_path, f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
     with pytest.raises(TerraformError) as caught:
         seeded(tmp_path, "one").init()
     assert caught.value.message.endswith(
         "the CLI configuration: Error: Error parsing /home/me/rc: At 2:1: key 'oops'"
     )
-    assert "TF_CLI_CONFIG_FILE, which is /home/me/rc" in caught.value.hint
+    assert "TF_CLI_CONFIG_FILE" in caught.value.hint
     (tmp_path / "later").mkdir()
     later = runner(tmp_path / "later", f"sys.stderr.write({BROKEN!r}); sys.exit(1)")
     with pytest.raises(TerraformError, match="configuration: Error: Error parsing"):

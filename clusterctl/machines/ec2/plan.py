@@ -11,7 +11,7 @@ from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, Reporter, Runt
 from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
-from clusterctl.machines.ec2 import preflight, prices, schedules
+from clusterctl.machines.ec2 import prices, schedules
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.protocol import LAUNCHER
@@ -146,8 +146,6 @@ def describe_plan(
     if found.nat:
         who = "machines" if cloud.instance_connect else "workers"
         yield f"{who} have no public addresses: they reach the internet through a NAT gateway"
-    if found.theirs:
-        yield preflight.describe_image(found.theirs)
     if cloud.tag:
         yield f"tags of all that is made: {', '.join(cloud.tag)}"
     yield ssh

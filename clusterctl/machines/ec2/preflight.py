@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 
 from clusterctl.core import catalog
@@ -245,16 +244,6 @@ def _find_other_system(image: Image) -> str:
     return said[0] if said and "ubuntu" not in image.words else ""
 
 
-def describe_image(image: Image) -> str:
-    """Of the plan: an image of the user's, as far as AWS tells what it is."""
-    owner = image.owner or "an unknown owner"
-    unsure = "; whether it is Ubuntu, with the user `ubuntu`, is not known before it boots"
-    return (
-        f"machine image of the workers: {image.id} ({image.name or 'no name'}, of {owner})"
-        + unsure * ("ubuntu" not in image.words)
-    )
-
-
 # -------------------------------------------------------------------------------------------------
 # What can be known in seconds, before anything costs money: tools, credentials, limits, images.
 
@@ -275,8 +264,6 @@ class Survey:
     subnets: Mapping[str, ZoneSubnets] = field(default_factory=dict)
     nat: bool = False
     """Whether the cluster makes a NAT gateway, for workers without public addresses."""
-    theirs: Image | None = None
-    """The machine image of --ami."""
     endpoint: Existing | None = None
     """What SSH comes through, where somebody else keeps it."""
 
@@ -332,7 +319,6 @@ def survey(
         placement=frozenset(name for name, kind in types.items() if kind.clusters),
         subnets=found_subnets,
         nat=options.cloud.private and not found_subnets,
-        theirs=next((one for one in found_amis.values() if one.id == options.cloud.ami), None),
         endpoint=endpoint.result(),
     )
 
@@ -387,18 +373,13 @@ def check_clock(ahead: float, report: Reporter = lambda line: None) -> float:
 def _find_types(api: Api, options: ClusterSpec) -> dict[str, InstanceType]:
     names = spec.list_types(options)
     types = api.list_instance_types(names)
-    with_gpu = {group.instance_type for group in options.groups if group.family != "cpu"}
     for name in names:
         if name not in types:
-            # Whoever wants no GPU is not offered one.
-            families = catalog.FAMILIES if name in with_gpu else ("cpu",)
-            usual = [catalog.FAMILIES[family].instance_type for family in families]
-            usual.append(catalog.LAUNCHER_TYPE)
-            close = get_close_matches(name, usual, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "check the name, or --region"
-            if name in usual:
-                hint = "not every region has every type: choose another --region, or another type"
-            raise UsageError(f"EC2 has no instance type {name!r} in {api.region}", hint=hint)
+            raise UsageError(
+                f"EC2 has no instance type {name!r} in {api.region}",
+                hint="check its name; not every region has every type: choose another, or another"
+                " --region",
+            )
     return types
 
 

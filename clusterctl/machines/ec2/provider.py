@@ -162,7 +162,7 @@ class Ec2Provider(Cloud):
         return ledger.list_ending(self._open_api(cluster, folder), cluster, reclaimed)
 
     def find_ids(self, folder: Path) -> frozenset[str]:
-        known = ec2_spec.identify(folder)
+        known = ec2_spec.load_state(folder)
         if known is None and (folder / "terraform").exists():
             raise RecordError(
                 f"{folder} belongs to a cluster on EC2, but nothing in it shows which one",
@@ -280,7 +280,7 @@ class Ec2Provider(Cloud):
 
     def _open_api(self, cluster: Cluster, folder: Path) -> Api:
         """Where the cluster is, and in its account."""
-        known = ec2_spec.identify(folder)
+        known = ec2_spec.load_state(folder)
         region = known.region if known else cluster.spec.cloud.region or choose_region()
         api = self._connect(region)
         ec2_spec.check_account(cluster, api.find_account())

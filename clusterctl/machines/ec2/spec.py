@@ -433,24 +433,6 @@ def open_terraform(
     )
 
 
-class Identity(msgspec.Struct):
-    """Which cluster it is, and where."""
-
-    id: str = msgspec.field(name="cluster_id")
-    region: str = ""
-
-
-def identify(folder: Path) -> Identity | None:
-    """From what is kept here, else from Terraform's variables; None where neither can be read."""
-    if state := load_state(folder):
-        return Identity(state.id, state.region)
-    try:
-        variables = (folder / "terraform" / terraform_folder.VARIABLES).read_bytes()
-        return msgspec.json.decode(variables, type=Identity)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
 def find_node(address: str) -> str:
     """Whose machine that is, by Terraform's address of it; "" for what is no machine."""
     return address.split('"')[1] if address.startswith("aws_instance.") else ""
