@@ -31,7 +31,7 @@ from clusterctl.errors import (
 from clusterctl.jobs import control, records
 from clusterctl.jobs import fetch as jobs_fetch
 from clusterctl.jobs.follow import Follower, Interrupts, find_saved
-from clusterctl.jobs.records import ALL, Choice, Piece
+from clusterctl.jobs.records import Piece
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
 from clusterctl.machines import providers
 from clusterctl.state.store import Store
@@ -141,9 +141,8 @@ def read_logs(
     *,
     follow: bool,
     rank: int | None = None,
-    choice: Choice = ALL,
 ) -> Iterator[list[Piece]]:
-    """The lines of the job's output that are chosen: to its end with `follow`, else as far as it
+    """The job's output: to its end with `follow`, else as far as it
     is. `rank` has to be one of the job's, and is not filtered for. `report` gets why one waits."""
     job = find_job(store, number, where)
     if rank is not None and rank not in job.processes:
@@ -158,14 +157,13 @@ def read_logs(
         if records.was_removed(folder):
             report(f"the output of job {job.id} is no longer kept: only its record is")
         _report_no_start(job, report)
-        yield from records.choose_lines(records.read_stored(folder), choice)
+        yield from records.read_stored(folder)
         return
     with open_pool(store, cluster) as pool:
         job = _require_handed_in(store, job, cluster, pool)
         _report_no_start(job, report)
         if not _was_never_staged(job):
-            output = _follow(store, job, cluster, pool, report, follow)
-            yield from records.choose_lines(output, choice)
+            yield from _follow(store, job, cluster, pool, report, follow)
 
 
 def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:

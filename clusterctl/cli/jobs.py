@@ -32,7 +32,6 @@ from clusterctl.core.job import Job, JobState
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import NodeUnreachable
 from clusterctl.insight import metrics as insight_metrics
-from clusterctl.jobs.records import Choice
 from clusterctl.options.verbs import Cancel, Fetch, Jobs, Logs
 from clusterctl.state.store import Store
 
@@ -126,16 +125,9 @@ def logs(given: Logs, console: Console) -> None:
 def _print(given: Logs, store: Store, number: int, console: Console, printer: Printer) -> int:
     """The output of the job, and with --follow of the one that continues it; the number of the
     last."""
-    choice, where = Choice(given.tail, given.grep), (given.cluster, console.report)
+    where, follow = (given.cluster, console.report), given.follow
     try:
-        for pieces in actions_jobs.read_logs(
-            store,
-            number,
-            *where,
-            follow=given.follow,
-            rank=given.rank,
-            choice=choice,
-        ):
+        for pieces in actions_jobs.read_logs(store, number, *where, follow=follow, rank=given.rank):
             printer(pieces)
     except NodeUnreachable:
         if not (given.follow and node_loss.is_due(store, store.read_job(number))):

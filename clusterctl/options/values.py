@@ -152,17 +152,6 @@ def one_of(known: Sequence[str], text: str, option: str) -> str:
     return text
 
 
-def expression(text: str, option: str) -> str:
-    try:
-        re.compile(text.encode())
-    except re.error as error:
-        raise UsageError(
-            f"{option} {text!r} is not a regular expression: {error}",
-            hint=f"to search for this text literally: {option} {shlex.quote(re.escape(text))}",
-        ) from None
-    return text
-
-
 def byte_size(text: str, option: str) -> int:
     """Of `500MB` or `2GB`, in decimal units."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text, re.IGNORECASE)

@@ -48,7 +48,6 @@ from clusterctl.options.values import (
     budget,
     byte_size,
     check_resume_args,
-    expression,
     idle_time,
     indices,
     integer,
@@ -642,15 +641,6 @@ class Logs(Common, heading=JOBS, module="jobs"):
     job = LAST_JOB
     follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
     rank = whole("--rank", OPTIONS, "Show only this rank")
-    tail = number(
-        *("--tail", OPTIONS, "Show the last N lines of each rank"),
-        limits=(kinds.exclude("follow"), kinds.exclude("metrics")),
-    )
-    grep = text(
-        *("--grep", OPTIONS, "Show lines that match an expression", "REGEX"),
-        check=expression,
-        limits=kinds.exclude("metrics"),
-    )
     metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
     csv = flag(
         *("--csv", OPTIONS, "Print metrics as comma-separated values"),

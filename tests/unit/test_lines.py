@@ -1,4 +1,4 @@
-"""A choice of a job's output by line, however the output is cut into pieces."""
+"""What a failed job's output says, and how much of an output is kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from clusterctl.actions.run import suggest
 from clusterctl.batch.direct import LEAST_OUTPUT
 from clusterctl.core.job import JobState, RankFailure
 from clusterctl.jobs import records
-from clusterctl.jobs.records import Choice, Piece, choose_lines, read_stored
+from clusterctl.jobs.records import read_stored
 from clusterctl.project import program
 from clusterctl.project import tree as project_tree
 from clusterctl.project.tree import KEPT_JOBS
@@ -26,50 +26,6 @@ from tests.unit.calling import Call
 from tests.unit.followed import ENDED, Site, agent, site, text
 from tests.unit.making import job
 from tests.unit.scripts import processes
-
-TEXT = {0: b"epoch 1\nloss 3\nepoch 2\nloss 2\nno end", 1: b"loss 9\n\xff\n\nloss 8\n"}
-
-
-def pieces(size: int) -> Iterator[list[Piece]]:
-    for start in range(0, 60, size):
-        yield [
-            Piece(rank, f"worker-{rank}", "stdout", text[start : start + size])
-            for rank, text in TEXT.items()
-            if text[start : start + size]
-        ]
-
-
-@pytest.mark.parametrize("size", [1, 7, 60])
-@pytest.mark.parametrize(
-    ("choice", "first", "second"),
-    [
-        (Choice(), TEXT[0], TEXT[1]),
-        (Choice(tail=2), b"loss 2\nno end", b"\nloss 8\n"),
-        (Choice(tail=9), TEXT[0], TEXT[1]),
-        (Choice(grep=r"^loss \d"), b"loss 3\nloss 2\n", b"loss 9\nloss 8\n"),
-        (Choice(grep="o e"), b"no end", b""),
-        (Choice(tail=1, grep="loss"), b"loss 2\n", b"loss 8\n"),
-    ],
-)
-def test_lines_are_chosen(choice: Choice, first: bytes, second: bytes, size: int) -> None:
-    found = {0: b"", 1: b""}
-    for batch in choose_lines(pieces(size), choice):
-        for piece in batch:
-            assert piece.rank is not None
-            assert piece.node == f"worker-{piece.rank}"
-            found[piece.rank] += piece.data
-    assert found == {0: first, 1: second}
-
-
-def test_what_matches_is_shown_as_it_comes() -> None:
-    """`logs -f --grep` waits for no end."""
-
-    def endless() -> Iterator[list[Piece]]:
-        yield [Piece(0, "worker-1", "stdout", b"epoch 1\nloss 3\n")]
-        raise AssertionError("read on before what was there had been shown")
-
-    [shown] = next(choose_lines(endless(), Choice(grep="loss")))
-    assert shown.data == b"loss 3\n"
 
 
 def failed(text: str) -> str:
@@ -125,19 +81,6 @@ def test_a_file_that_git_ignores_was_not_copied(
 
 def test_a_failure_that_is_not_known() -> None:
     assert failed("ValueError: mine\n") == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--grep", "a("), "--grep 'a(' is not a regular expression"),
-        (("--tail", "3", "--follow"), "--tail cannot be combined with --follow"),
-    ],
-)
-def test_a_choice_that_cannot_be(words: tuple[str, ...], message: str, call: Call) -> None:
-    said = call("logs", "7", *words)
-    assert said.code == 2
-    assert message in said.err
 
 
 def test_a_size_that_is_none(call: Call, lab: None) -> None:

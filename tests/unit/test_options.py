@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -51,12 +50,6 @@ def test_a_command_in_a_hint_can_be_pasted(verb: str) -> None:
     hints = (limit.hint for row in VERBS[verb].options().values() for limit in row.limits)
     commands = [found for hint in hints for found in re.findall("`([^`]+)`", hint)]
     assert not [command for command in commands if " or " in command]
-
-
-def test_the_hint_for_an_expression_can_be_pasted(call: Call) -> None:
-    words = shlex.split(call("logs", "--grep", "it's (", "1").err.partition("literally: ")[2])
-    assert words[0] == "--grep"
-    assert re.fullmatch(words[1], "it's (")
 
 
 def test_help_needs_no_settings(call: Call) -> None:
