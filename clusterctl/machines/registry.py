@@ -273,26 +273,17 @@ class _Registry:
         error.close()  # it is the answer, too
         text, host = self._reference.text, self._reference.registry
         login = "docker login" if host == HUB else f"docker login {host}"
-        if error.code == 404:
-            return ProviderError(
-                f"there is no image {text} at {host}", hint="correct its name or tag"
-            )
-        if error.code in (401, 403):
+        if error.code in (401, 403, 404):
             known = f" to {self._login.user}" if self._login else ""
             return ProviderError(
                 f"{host} does not provide the image {text}{known}: it is private or does not exist",
-                hint=f"correct its name, or run `{login}`: the nodes then pull with that login",
-            )
-        if error.code == 429:
-            return ProviderError(
-                f"{host} is limiting your requests for images",
-                hint=f"wait some minutes, or run `{login}`, which raises the limit",
-                transient=True,
+                hint=f"correct its name or tag, or run `{login}`: the nodes then pull with that"
+                " login",
             )
         return ProviderError(
             f"{host} answered {error.code} {error.reason} when asked for the image {text}",
-            hint="try again",
-            transient=error.code >= 500,
+            hint=f"try again; `{login}` raises the limit for requests",
+            transient=error.code == 429 or error.code >= 500,
         )
 
     def make_strange_error(self, what: str) -> ProviderError:
@@ -307,35 +298,26 @@ def find_saved_login(registry: str) -> RegistryLogin | None:
     """What `docker login` has saved for a registry, in its settings or with a credential helper."""
     folder = os.environ.get("DOCKER_CONFIG")
     path = (Path(folder) if folder else Path("~/.docker").expanduser()) / "config.json"
-    try:
-        settings = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        why = describe_reason(error) if isinstance(error, OSError) else "it is not JSON"
-        raise UsageError(f"{path} cannot be read: {why}", hint="correct it") from error
     name = _HUB_LOGIN if registry == HUB else registry
     try:
-        helper = settings.get("credHelpers", {}).get(name) or settings.get("credsStore")
+        settings = json.loads(path.read_bytes())
+        if helper := settings.get("credHelpers", {}).get(name) or settings.get("credsStore"):
+            return _ask_helper(helper, name)
         rows = settings.get("auths", {}).items()
         saved = next(
             (row.get("auth") for key, row in rows if _read_host(key) == _read_host(name)), None
         )
-    except (AttributeError, TypeError) as error:
-        raise UsageError(
-            f"{path} cannot be read: it is not what `docker login` writes", hint="correct it"
-        ) from error
-    if helper:
-        return _ask_helper(helper, name)
-    if not saved:
-        return None
-    try:
+        if not saved:
+            return None
         user, _, password = base64.b64decode(saved, validate=True).decode().partition(":")
-    except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{path}: the login of {name} is damaged", hint="docker login again"
-        ) from error
-    return RegistryLogin(user, password)
+        return RegistryLogin(user, password)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        why = "it is not what `docker login` writes"
+        if isinstance(error, OSError):
+            why = describe_reason(error)
+        raise UsageError(f"{path} cannot be read: {why}", hint="correct it, or log in") from error
 
 
 def _read_host(name: str) -> str:

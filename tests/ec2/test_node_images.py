@@ -25,7 +25,10 @@ def test_the_plan_names_every_image_with_digest_and_size(world: World) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--gpu", "g4dn", "--image", "me/none:1"), "there is no image me/none:1 at docker.io"),
+        (
+            ("--gpu", "g4dn", "--image", "me/none:1"),
+            "docker.io does not provide the image me/none:1",
+        ),
         (("--gpu", "g4dn", "--image", "nvidia=me/hidden:1"), "run `docker login`"),
         (("--gpu", "g4ad"), "no checksum for rocm"),
     ],

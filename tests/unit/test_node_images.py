@@ -112,7 +112,7 @@ def test_what_has_no_checksum_is_refused_before_it_costs_money(hub: Hub) -> None
 def test_a_base_that_is_gone(hub: Hub) -> None:
     with hubs.running() as empty, pytest.MonkeyPatch.context() as patch:
         patch.setenv(registry.HUB_URL, empty.url)
-        with pytest.raises(ProviderError, match="there is no image debian:"):
+        with pytest.raises(ProviderError, match="does not provide the image debian:"):
             resolve(spec())
 
 
@@ -160,7 +160,7 @@ def test_nothing_is_made_where_an_image_is_missing(
 ) -> None:
     assert main.execute(["up", "--gpu", "g4dn", "--yes", *words]) == 3
     said = capsys.readouterr().err
-    assert "there is no image me/none:1 at docker.io" in said
+    assert "docker.io does not provide the image me/none:1" in said
     assert open_store().list_names() == ()
 
 

@@ -201,8 +201,8 @@ def test_a_registry_that_never_comes_to_an_end(hub: Hub, monkeypatch: pytest.Mon
 
 def test_damaged_settings_of_docker(docker: Path) -> None:
     (docker / "config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"config.json cannot be read: it is not JSON"):
+    with pytest.raises(UsageError, match=r"config.json cannot be read: it is not what"):
         registry.find_saved_login("ghcr.io")
     settings(docker, auths={"ghcr.io": {"auth": "###"}})
-    with pytest.raises(UsageError, match="is damaged"):
+    with pytest.raises(UsageError, match="cannot be read"):
         registry.find_saved_login("ghcr.io")
