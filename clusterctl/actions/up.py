@@ -436,11 +436,8 @@ def find_troubles(
     results = [one for one in pool.run(command, timeout=CONNECT_TIMEOUT) if one.ok]
     shown = {one.node: deadlines.read_clock(one.text) for one in results}
     kept = {one.node: deadlines.parse_answer(one.text.splitlines())[0] for one in results}
-    wrong = (
-        deadlines.describe_missing(cluster, kept),
-        deadlines.describe_difference(cluster, {n: at for n, at in kept.items() if at is not None}),
-    )
-    return (*missing, *filter(None, wrong), *deadlines.describe_clocks(shown, clock()))
+    other = deadlines.describe_difference(cluster, kept)
+    return (*missing, *filter(None, (other,)), *deadlines.describe_clocks(shown, clock()))
 
 
 def find_missing_gpus(promised: Sequence[Node], found: Sequence[Node]) -> tuple[str, ...]:

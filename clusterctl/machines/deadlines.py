@@ -62,31 +62,20 @@ def parse_answer(lines: Sequence[str]) -> tuple[float | None, bool]:
     return float(lines[0]), "dead" not in lines
 
 
-def describe_difference(cluster: Cluster, kept: Mapping[str, float]) -> str:
-    """What is wrong where nodes keep another deadline than the record has; "" where none does.
-    Nodes that were made from an image of a node may have that one's."""
+def describe_difference(cluster: Cluster, kept: Mapping[str, float | None]) -> str:
+    """What is wrong where nodes keep another deadline than the record has, or none (None); "" where
+    no node does. Nodes that were made from an image of a node may have that one's."""
     end = cluster.deadline
-    others = {name: when for name, when in kept.items() if end and abs(when - end) > 1}
-    if not others or not end:
+    if not end:
         return ""
-    ends = " or ".join(format_time(when) for when in sorted(set(others.values())))
-    verb = "ends" if len(others) == 1 else "end"
-    return (
-        f"{shorten(sorted(others))} {verb} at {ends}, and the record says"
-        f" {format_time(end)}: an `extend` was interrupted, or the machine"
-        " image had an older one;"
-        f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
-    )
-
-
-def describe_missing(cluster: Cluster, kept: Mapping[str, float | None]) -> str:
-    """What is wrong where nodes that should end themselves know no deadline; "" where all do."""
-    missing = [name for name, when in kept.items() if when is None]
-    if not missing or not cluster.deadline:
+    others = {name: when for name, when in kept.items() if when is None or abs(when - end) > 1}
+    if not others:
         return ""
+    ends = {"unknown" if when is None else format_time(when) for when in others.values()}
     return (
-        f"{shorten(sorted(missing))} has no deadline set, and will not shut itself down:"
-        f" `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
+        f"the deadline of {shorten(sorted(others))} is {' or '.join(sorted(ends))}, and the record"
+        f" says {format_time(end)}: an `extend` was interrupted, or the machine image had an older"
+        f" one; `clusterctl extend {cluster.name} --ttl …` sets it everywhere"
     )
 
 

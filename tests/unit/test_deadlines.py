@@ -209,7 +209,8 @@ def test_a_node_that_an_extend_did_not_reach_is_named() -> None:
     assert deadlines.describe_difference(made, {"worker-1": 1998.0}) != ""
     said = deadlines.describe_difference(made, {"launcher": 2000.0, "worker-1": 1000.0})
     assert said.startswith(
-        f"worker-1 ends at {format_time(1000.0)}, and the record says {format_time(2000.0)}"
+        f"the deadline of worker-1 is {format_time(1000.0)}, and the record says"
+        f" {format_time(2000.0)}"
     )
     assert "`clusterctl extend lab --ttl …` sets it everywhere" in said
     assert deadlines.describe_difference(cluster(), {"worker-1": 1000.0}) == ""
@@ -240,11 +241,11 @@ def test_up_names_nodes_that_keep_another_deadline_or_none(
             return find_troubles(pool, made, made.nodes, made.nodes, features)
 
     [none] = troubles(2000.0)
-    assert none.startswith("launcher,worker-[1-2] has no deadline set")
+    assert none.startswith("the deadline of launcher,worker-[1-2] is unknown")
     assert "`clusterctl extend lab --ttl …` sets it everywhere" in none
     (tmp_path / "deadline").write_text("1000\n300\n")
     [other] = troubles(2000.0)
     assert other.startswith(
-        f"launcher,worker-[1-2] end at {format_time(1000.0)}, and the record says"
+        f"the deadline of launcher,worker-[1-2] is {format_time(1000.0)}, and the record"
     )
     assert troubles(1000.0) == troubles(None) == ()

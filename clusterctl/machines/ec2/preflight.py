@@ -422,17 +422,15 @@ def _choose_zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
             f"no zone of {api.region} offers all of {names}",
             hint="choose another --region or --instance-type",
         )
-    wanted, hint = options.cloud.zones or offering, f"zones that do: {', '.join(offering)}"
-    others = [zone for zone in wanted if not re.fullmatch(f"{api.region}[a-z]", zone)]
-    if others:
-        raise UsageError(
-            f"--zones {','.join(others)}: not an availability zone of {api.region}",
-            hint=f"zones there that offer all of {names}: {', '.join(offering)}; or name another"
-            " --region",
-        )
+    wanted = options.cloud.zones or offering
     zones = tuple(zone for zone in wanted if zone in offering)
-    if not zones:
-        raise ProviderError(f"{', '.join(wanted)}: no such zone offers all of {names}", hint=hint)
+    others = [zone for zone in wanted if not re.fullmatch(f"{api.region}[a-z]", zone)]
+    if others or not zones:
+        raise UsageError(
+            f"--zones {','.join(others or wanted)}: not an availability zone of {api.region} that"
+            f" offers all of {names}",
+            hint=f"zones that do: {', '.join(offering)}; or name another --region",
+        )
     return zones
 
 
