@@ -286,20 +286,6 @@ class Verbs(TyperGroup):
     def prefix(self) -> str:
         return f"{self.name} " if self.name in FAMILIES else ""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What all verbs take may also stand before the verb."""
-        shared = Common.spellings()
-        end = 0
-        while end < len(args) and args[end].partition("=")[0] in shared:
-            end += Common.count_words(args[end])
-        ahead, rest = args[:end], args[end:]
-        if ahead and rest and not rest[0].startswith("-"):
-            args = [rest[0], *ahead, *rest[1:]]
-        elif ahead and not rest and not ctx.resilient_parsing:
-            known = f"`clusterctl {self.prefix}--help` lists the commands"
-            raise UsageError(f"no command after {' '.join(ahead)}", hint=known)
-        return super().parse_args(ctx, args)
-
     def list_commands(self, ctx: Any) -> list[str]:
         names = (path.removeprefix(self.prefix) for path in VERBS if path.startswith(self.prefix))
         return list(dict.fromkeys(name.partition(" ")[0] for name in names))
@@ -421,6 +407,8 @@ def explain(error: BaseException, arguments: list[str]) -> tuple[str, str]:
     kind, option = type(error).__name__, getattr(error, "option_name", "")
     if kind == "NoSuchOption":
         command = getattr(context, "command", None)
+        if not isinstance(command, Command) and option in Common.spellings():
+            return f"{option} stands before the command", "write options after it"
         own = command.verb.spellings() if isinstance(command, Command) else {}
         meant = {"-n": "--workers", **batch_systems.SHORT}.get(option)
         others = getattr(error, "possibilities", None) or ()

@@ -24,7 +24,7 @@ _ARRAY = r"(?a)(?P<numbers>[\d,-]+?)(?::(?P<step>\d+))?(?:%(?P<most>\d+))?"
 
 
 class Point(NamedTuple):
-    """`number` is its name: `logs 12.3`. `args` follow those of the program."""
+    """`number` is its name: `logs 12 --rank 3`. `args` follow those of the program."""
 
     number: int
     args: tuple[str, ...] = ()

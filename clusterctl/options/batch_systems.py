@@ -38,12 +38,6 @@ RANKS = Limit(
     "; ".join(_SLOTS.values()),
     never=frozenset(f"interactive {name}" for name in _SLOTS),
 )
-NOT_MOUNTED = Limit(
-    "works only with `up`: nothing is mounted on machines that are attached",
-    "leave it out, and use a folder that the machines share already",
-    only=frozenset(),
-)
-
 GROUP = Group(f"Batch systems ({_join_titles(ALL)})", (ONLY, kinds.STAGED))
 _ALL = Group(
     GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(BATCH_SYSTEMS) == 2 else 'any'}"
