@@ -466,10 +466,8 @@ def connected_to_start(store: Store) -> float:
     with common.open_pool(store, cluster) as pool:
         pool.connect(timeout=20)
         connected = time.time()
-        job = run.submit(store, prepared, pool, lambda text: None)
-        follow_to_end(
-            store, job, cluster, pool, on_output=lambda pieces: None, report=lambda text: None
-        )
+        at = common.Connected(store, cluster, pool, lambda text: None)
+        job = follow_to_end(at, run.submit(at, prepared), lambda pieces: None)
     return (job.started or time.time()) - connected
 
 

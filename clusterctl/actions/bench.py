@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.actions import call, run, verify
-from clusterctl.actions.common import open_pool
+from clusterctl.actions.common import Connected, open_pool
 from clusterctl.actions.run import Printed
 from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Accelerator, Cluster, Reporter
@@ -44,6 +44,7 @@ def measure_allreduce(
     rows: list[scaling.Row] = []
     failed: dict[str, str] = {}
     with open_pool(store, cluster) as pool:
+        at = Connected(store, cluster, pool, lambda line: None)
         for backend in backends or _list_backends(cluster):
             measured: list[Sequence[MetricPoint]] = []
             args = ("--backend", backend, "--max-bytes", str(largest), "--metrics")
@@ -51,7 +52,7 @@ def measure_allreduce(
                 for number in range(repeats):
                     report(f"all-reduce over {backend}, {number + 1} of {repeats}")
                     job, printed = run.run_bundled(
-                        *(store, cluster, pool, "bench", PROGRAM, args),
+                        *(at, "bench", PROGRAM, args),
                         backend=backend,
                         ranks=ranks,
                         timeout=LIMIT,
@@ -103,11 +104,12 @@ def measure_scaling(
     found = []
     total = len(counts) * repeats
     with open_pool(store, cluster) as pool:
+        at = Connected(store, cluster, pool, lambda line: None)
         for number in range(total):
             ranks = counts[number % len(counts)]
             report(f"run {number + 1} of {total}: {count(ranks, 'rank')}")
             prepared = prepare(ranks, store.reserve_job_id())
-            job, printed = run.run_quietly(store, prepared, pool, "bench")
+            job, printed = run.run_quietly(at, prepared, "bench")
             points = _read_points(job, printed)
             nodes = tuple(place.node for place in job.placement if place.count)
             seconds = max(1e-3, (job.finished or 0.0) - (job.started or 0.0))

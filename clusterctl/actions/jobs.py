@@ -163,7 +163,7 @@ def read_logs(
         job = _require_handed_in(store, job, cluster, pool)
         _report_no_start(job, report)
         if not _was_never_staged(job):
-            yield from _follow(store, job, cluster, pool, report, follow)
+            yield from _follow(Connected(store, cluster, pool, report), job, follow)
 
 
 def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
@@ -178,35 +178,22 @@ def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
 
 
 @contextmanager
-def open_follower(
-    store: Store,
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    report: Reporter,
-) -> Iterator[Follower]:
+def open_follower(at: Connected, job: Job) -> Iterator[Follower]:
     """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
-    look = partial(find_dead, store, cluster)
-    folder = store.locate_job_folder(job.id)
+    look = partial(find_dead, at.store, at.cluster)
+    folder = at.store.locate_job_folder(job.id)
     with (
         Interrupts() as interrupts,
-        Follower(job, cluster, pool, folder, interrupts, report, look) as follower,
+        Follower(job, at.cluster, at.pool, folder, interrupts, at.report, look) as follower,
     ):
         yield follower
 
 
-def _follow(
-    store: Store,
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    report: Reporter,
-    follow: bool,
-) -> Iterator[list[Piece]]:
-    folder = store.locate_job_folder(job.id)
+def _follow(at: Connected, job: Job, follow: bool) -> Iterator[list[Piece]]:
+    store, cluster, folder = at.store, at.cluster, at.store.locate_job_folder(job.id)
     with (
-        open_follower(store, job, cluster, pool, report) as follower,
-        jobs_fetch.Keeper(job, cluster, pool, folder) if follow else nullcontext() as keeper,
+        open_follower(at, job) as follower,
+        jobs_fetch.Keeper(job, cluster, at.pool, folder) if follow else nullcontext() as keeper,
     ):
         try:
             yield from follower.read_batches(until_ended=follow)
@@ -230,7 +217,7 @@ def _follow(
         finally:
             store.save_job(follower.job)
         if keeper and (synced := keeper.finish(follower.job)):
-            report(synced)
+            at.report(synced)
 
 
 def _require_handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:

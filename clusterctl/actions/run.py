@@ -12,7 +12,7 @@ from textwrap import indent
 from typing import Any
 
 from clusterctl.actions.access import start_ssh
-from clusterctl.actions.common import connect_or_report, open_pool, require_ready
+from clusterctl.actions.common import Connected, connect_or_report, open_pool, require_ready
 from clusterctl.actions.jobs import open_follower
 from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
@@ -135,37 +135,27 @@ STARTERS = {"mpirun": "mpirun", "torchrun": "mpirun", "srun": "srun"}
 
 
 @contextmanager
-def stop_on_interrupt(
-    store: Store, number: int, cluster: Cluster, pool: Pool, report: Reporter
-) -> Iterator[None]:
+def stop_on_interrupt(at: Connected, number: int) -> Iterator[None]:
     """A Ctrl-C inside, wherever it comes, ends the job on all nodes before it is raised again."""
     try:
         yield
     except KeyboardInterrupt:
         with suppress(RecordError):  # it had not come as far as its record
-            job = store.read_job(number)
+            job = at.store.read_job(number)
             if not job.state.ended:
-                store.save_job(_stop(job, cluster, pool, report))
+                at.store.save_job(_stop(at, job))
                 if job.spec.sync:
-                    report(
-                        fetch.describe_synced(job, store.locate_job_folder(number), "interrupted")
-                    )
+                    folder = at.store.locate_job_folder(number)
+                    at.report(fetch.describe_synced(job, folder, "interrupted"))
         raise
 
 
-def follow_to_end(
-    store: Store,
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    *,
-    on_output: OnOutput,
-    report: Reporter,
-) -> Job:
+def follow_to_end(at: Connected, job: Job, on_output: OnOutput) -> Job:
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
+    store, cluster, pool, report = at.store, at.cluster, at.pool, at.report
     folder = store.locate_job_folder(job.id)
     with (
-        open_follower(store, job, cluster, pool, report) as follower,
+        open_follower(at, job) as follower,
         fetch.Keeper(job, cluster, pool, folder) as keeper,
     ):
         try:
@@ -200,22 +190,22 @@ def follow_to_end(
     return job
 
 
-def _stop(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> Job:
+def _stop(at: Connected, job: Job) -> Job:
     """What Ctrl-C means for a job. A second one does not wait for the end; the launcher has been
     told by then."""
     try:
         with Interrupts(patient=True):
             saving = f"; its ranks have {job.spec.save_time:g} s to save" if job.started else ""
-            report(f"stopping job {job.id} on all nodes{saving}")
-            control.ask_to_end(job, cluster, pool)
-        job = control.wait_for_end(job, cluster, pool, report=report)
+            at.report(f"stopping job {job.id} on all nodes{saving}")
+            control.ask_to_end(job, at.cluster, at.pool)
+        job = control.wait_for_end(job, at.cluster, at.pool, report=at.report)
     except KeyboardInterrupt:
-        report(
+        at.report(
             f"the launcher is stopping job {job.id};"
             f" `clusterctl cancel {job.id}` waits until nothing is left"
         )
         raise
-    report(f"job {job.id} is {job.state.value}: {control.describe_survivors(job)}")
+    at.report(f"job {job.id} is {job.state.value}: {control.describe_survivors(job)}")
     return job
 
 
@@ -453,16 +443,9 @@ def _make_absolute(cluster: Cluster, venv: str) -> str:
     return f"~/{venv}"
 
 
-def submit(
-    store: Store,
-    prepared: Prepared,
-    pool: Pool,
-    report: Reporter,
-    *,
-    carry: jobs_submit.Carry | None = None,
-) -> Job:
+def submit(at: Connected, prepared: Prepared, carry: jobs_submit.Carry | None = None) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed."""
-    job = prepared.job
+    job, store = prepared.job, at.store
     if not job.stage:
         job = replace(job, stage=project_tree.write_archive(prepared.tree, store.home))
     if prepared.packages:
@@ -472,18 +455,14 @@ def submit(
     if job.spec.sync:
         fetch.claim(job, store.locate_job_folder(job.id))
     with store.mark_handing_in(job.id), StartSignals() as signals:
-        return _ship(store, replace(prepared, job=job), pool, report, carry, signals)
+        return _ship(at, replace(prepared, job=job), carry, signals)
 
 
 def _ship(
-    store: Store,
-    prepared: Prepared,
-    pool: Pool,
-    report: Reporter,
-    carry: jobs_submit.Carry | None,
-    signals: StartSignals,
+    at: Connected, prepared: Prepared, carry: jobs_submit.Carry | None, signals: StartSignals
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
+    store, pool, report = at.store, at.pool, at.report
     staging = starting = started = False
     try:
         store.save_job(job)
@@ -565,14 +544,14 @@ def run(
     cluster = prepared.cluster
     with (
         nullcontext(pool) if pool else open_pool(store, cluster) as pool,
-        stop_on_interrupt(store, prepared.job.id, cluster, pool, report),
+        stop_on_interrupt(at := Connected(store, cluster, pool, report), prepared.job.id),
     ):
         with carried or nullcontext() as carry:
-            job = submit(store, prepared, pool, report, carry=carry)
+            job = submit(at, prepared, carry)
         on_start(job)
         if detach:
             return job
-        return follow_to_end(store, job, cluster, pool, on_output=on_output, report=report)
+        return follow_to_end(at, job, on_output)
 
 
 def claim_number(store: Store, planned: Prepared, plan: Callable[[int], Prepared]) -> Prepared:
@@ -641,15 +620,9 @@ Printed = dict[tuple[int | None, str], bytes]
 """By rank (None: the launcher) and stream: `stdout` or `stderr`."""
 
 
-def run_quietly(
-    store: Store,
-    prepared: Prepared,
-    pool: Pool,
-    purpose: str,
-    report: Reporter = lambda line: None,
-) -> tuple[Job, Printed]:
+def run_quietly(at: Connected, prepared: Prepared, purpose: str) -> tuple[Job, Printed]:
     """The job as it ended, and all that it wrote. `purpose`: the verb that it is for; its outputs
-    are no result. `report` gets what it says of its own start, which is none either."""
+    are no result."""
     prepared = replace(prepared, job=replace(prepared.job, purpose=purpose, fetched=True))
     printed: Printed = {}
 
@@ -658,28 +631,19 @@ def run_quietly(
             source = (piece.rank, piece.stream)
             printed[source] = printed.get(source, b"") + piece.data
 
-    job = run(
-        store, prepared, on_start=lambda job: None, on_output=listen, report=report, pool=pool
-    )
-    return job, printed
+    seen: Any = {"on_output": listen, "report": at.report, "pool": at.pool}
+    return run(at.store, prepared, on_start=lambda job: None, **seen), printed
 
 
 def run_bundled(
-    store: Store,
-    cluster: Cluster,
-    pool: Pool,
-    purpose: str,
-    program: str,
-    args: tuple[str, ...] = (),
-    report: Reporter = lambda line: None,
-    **options: Any,
+    at: Connected, purpose: str, program: str, args: tuple[str, ...] = (), **options: Any
 ) -> tuple[Job, Printed]:
     """A bundled program as a job that measures; `options` are fields of JobSpec."""
     resolved = resolve_run(Run({"command": (program,)}))
     program_with = replace(resolved.program, args=args)
     spec = JobSpec(program=program_with, allow_cpu=True, now=True, **options)
-    prepared = prepare(cluster, spec, resolved, {}, number=store.reserve_job_id())
-    return run_quietly(store, prepared, pool, purpose, report)
+    prepared = prepare(at.cluster, spec, resolved, {}, number=at.store.reserve_job_id())
+    return run_quietly(at, prepared, purpose)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -691,9 +655,9 @@ TIMEOUT = 120.0
 """Seconds that the ranks may take: they sum four numbers."""
 
 
-def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter) -> None:
+def run_all_reduce(at: Connected) -> None:
     """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
-    job, printed = run_bundled(store, cluster, pool, "up", PROGRAM, report=report, timeout=TIMEOUT)
+    job, printed = run_bundled(at, "up", PROGRAM, timeout=TIMEOUT)
     texts = (text.decode(errors="replace") for text in printed.values())
     said = [line for text in texts for line in text.splitlines()]
     proof = next((text for text in said if text.startswith("ok:")), "")
@@ -702,6 +666,6 @@ def run_all_reduce(store: Store, cluster: Cluster, pool: Pool, report: Reporter)
             f"the all-reduce over {count(job.ranks, 'rank')} failed"
             f" (job {job.id}, {job.state.value}):"
             f" {said[-1] if said else job.reason or 'no rank printed anything'}",
-            hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {cluster.name}` tries again",
+            hint=f"`clusterctl logs {job.id}` shows it, `clusterctl up {job.cluster}` tries again",
         )
-    report(f"all-reduce {proof}")
+    at.report(f"all-reduce {proof}")

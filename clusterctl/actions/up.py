@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl.actions import access, common, costs, up_plan
-from clusterctl.actions.common import check_name, open_pool
+from clusterctl.actions.common import Connected, check_name, open_pool
 from clusterctl.actions.down import find_orphans, finish_down
 from clusterctl.actions.up_plan import Intent
 from clusterctl.core import catalog, keys
@@ -231,7 +231,7 @@ def _complete(
             # Ranks that do not add up, or that nobody waited for, make no cluster ready.
             with clock.time_phase("all-reduce"):
                 ready = replace(cluster, phase=Phase.READY)
-                run.run_all_reduce(store, ready, pool, report)
+                run.run_all_reduce(Connected(store, ready, pool, report))
         cluster = replace(cluster, phase=Phase.READY)
         store.save(cluster)
         store.add_event(cluster.name, "ready", phases=dict(clock.phases))

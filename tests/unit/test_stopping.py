@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from clusterctl.actions.common import open_store
+from clusterctl.actions.common import Connected, open_store
 from clusterctl.actions.run import Prepared, follow_to_end, stop_on_interrupt, submit
 from clusterctl.cli.console import Console
 from clusterctl.cli.output import document, format_duration, report_result
@@ -69,11 +69,9 @@ def stop(impatient: Impatient) -> list[str]:
     running = replace(job(), state=JobState.RUNNING, started=1.0)
     store = open_store()
     store.save_job(running)
-    where, pool = cluster(), cast(Pool, impatient)
-    with stop_on_interrupt(store, running.id, where, pool, said.append):
-        follow_to_end(
-            store, running, where, pool, on_output=lambda pieces: None, report=said.append
-        )
+    at = Connected(store, cluster(), cast(Pool, impatient), said.append)
+    with stop_on_interrupt(at, running.id):
+        follow_to_end(at, running, lambda pieces: None)
     return said
 
 
@@ -123,7 +121,7 @@ def test_a_job_that_was_interrupted_while_it_was_staged_is_cancelled(
         secrets={},
     )
     with pytest.raises(KeyboardInterrupt) as ended:  # while files are sent, then at every command
-        submit(store, prepared, cast(Pool, pool), said.append)
+        submit(Connected(store, cluster(), cast(Pool, pool), said.append), prepared)
     assert getattr(ended.value, "exit_code", 128 + signal.SIGINT) == 128 + number
     assert left == []
     assert store.read_job(staged.id).state is JobState.CANCELLED
