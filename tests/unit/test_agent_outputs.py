@@ -16,7 +16,7 @@ import pytest
 from clusterctl.agent import mirror, outputs
 from clusterctl.agent.messages import MirrorNote, MirrorWish
 from tests.unit.scripts import note_staged
-from tests.unit.test_whole_snapshots import make_zip
+from tests.unit.test_agent_snapshots import make_zip
 
 
 @pytest.fixture

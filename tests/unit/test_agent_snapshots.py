@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
+import struct
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -21,7 +25,50 @@ from clusterctl.agent.snapshots import (
     shape,
     sort_snapshots,
 )
-from tests.unit.test_whole_snapshots import FORMATS
+
+DATA = bytes(range(256)) * 400
+
+
+def make_zip() -> bytes:
+    """As torch.save and numpy.savez do."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("data.pkl", DATA)
+    return made.getvalue()
+
+
+def make_safetensors() -> bytes:
+    tensors = {
+        "__metadata__": {"note": 'not this: "data_offsets":[0,9]'},
+        "b": {"dtype": "U8", "shape": [400], "data_offsets": [len(DATA) - 400, len(DATA)]},
+        "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, len(DATA) - 400]},
+    }
+    header = json.dumps(tensors, separators=(",", ":")).encode()
+    return struct.pack("<Q", len(header)) + header + DATA
+
+
+def make_hdf5(version: int) -> bytes:
+    place = {0: 40, 1: 44, 2: 28, 3: 28}[version]
+    head = (b"\x89HDF\r\n\x1a\n" + bytes([version])).ljust(place, b"\0")
+    return head + struct.pack("<Q", place + 8 + len(DATA)) + DATA
+
+
+def make_old_torch() -> bytes:
+    """With torch's magic number; the tensors follow, as they are in memory."""
+    return pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2) + DATA
+
+
+FORMATS: Mapping[str, tuple[str, Callable[[], bytes]]] = {
+    "zip": ("pt", make_zip),
+    "npz": ("npz", make_zip),
+    "safetensors": ("safetensors", make_safetensors),
+    "pickle": ("pkl", lambda: pickle.dumps(DATA)),
+    "torch's old format": ("pth", make_old_torch),
+    "hdf5 0": ("h5", lambda: make_hdf5(0)),
+    "hdf5 1": ("h5", lambda: make_hdf5(1)),
+    "hdf5 3": ("h5", lambda: make_hdf5(3)),
+    "raw": ("bin", lambda: DATA),
+}
 
 WHOLE = "model.pt optimizer.pt rng_state_0.pth trainer_state.json"
 
