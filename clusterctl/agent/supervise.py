@@ -1188,19 +1188,16 @@ def read_copies_note(job: str, name: str) -> Optional[messages.CopiesNote]:
 
 
 def list_copies(job: str, out: IO[bytes], *names: str) -> None:
-    """Writes `0 TIME NODE` for each of these nodes that there are copies of, `COUNT BYTES -` if
-    that many of its outputs were left out, and then `SIZE MTIME ./PATH` for each copy, with a NUL
-    behind each."""
+    """Writes, as JSON, what there are copies of: by node of these, `when` all that it had was among
+    them, how many more outputs were `left_out` and their bytes, and of the `files` each path, size
+    and modification time."""
     from . import outputs
 
+    found = {}
     for name in names:
         note = read_copies_note(job, name)
-        if not note:
-            continue
-        out.write(f"0 {note.time} {name}\0".encode())
-        count, size = note.left
-        if count:
-            out.write(f"{count} {size} -\0".encode())
-        for entry in outputs.walk(os.path.join(job, "mirror", name)):
-            numbers = f"{entry.size} {entry.modified / 1e9:.9f} ./".encode()
-            out.write(numbers + os.fsencode(entry.path) + b"\0")
+        if note:
+            there = outputs.walk(os.path.join(job, "mirror", name))
+            files = [(entry.path, entry.size, entry.modified / 1e9) for entry in there]
+            found[name] = {"when": note.time, "left_out": note.left, "files": files}
+    out.write(json.dumps(found).encode())

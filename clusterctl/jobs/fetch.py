@@ -453,25 +453,10 @@ def find_mirror(
 
 def parse_mirror(launcher: str, printed: bytes) -> dict[str, Copies]:
     """What `agent.sh mirrored` printed there. Raises RecordError."""
-    found: dict[str, tuple[float, list[tuple[str, int, float]]]] = {}
-    left: dict[str, tuple[int, int]] = {}
-    name = ""
     try:
-        for item in printed.split(b"\0")[:-1]:
-            size, modified, path = item.decode(errors="surrogateescape").split(" ", 2)
-            if path == "-":
-                left[name] = int(size), int(modified)
-            elif not path.startswith("./"):
-                name = path
-                found[name] = (float(modified), [])
-            else:
-                found[name][1].append((path.removeprefix("./"), int(size), float(modified)))
-    except (ValueError, KeyError) as error:
+        return msgspec.convert(json.loads(printed or b"{}"), dict[str, Copies])
+    except (ValueError, RecursionError) as error:
         raise make_unreadable_error(launcher) from error
-    return {
-        name: Copies(when, tuple(files), left.get(name, (0, 0)))
-        for name, (when, files) in found.items()
-    }
 
 
 def find_copies(

@@ -340,7 +340,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "ranks": messages.find_known_message,
     "known_hosts": lambda text: keys.find_keys(text, ["host", "[host]:22"]),
     "agent list": lambda text: fetch.parse_outputs("worker-1", os.fsencode(text)),
-    "mirrored.sh": lambda text: fetch.parse_mirror("launcher", os.fsencode(text)),
+    "mirrored": lambda text: fetch.parse_mirror("launcher", os.fsencode(text)),
     "copies": list_copies,
     "docker inspect": lambda text: containers.parse_containers(text),
     "Terraform's state": read_state,
