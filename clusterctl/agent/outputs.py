@@ -215,28 +215,11 @@ def link(source: str, paths: Iterable[str], target: str) -> None:
             os.link(os.path.join(source, path), place, follow_symlinks=False)
 
 
-def link_outputs(job: str, paths: Iterable[str]) -> List[str]:
-    """Links them into the job's folder `outputs`; returns what else there is in the working
-    directory: pipes, sockets and devices."""
+def link_outputs(job: str, paths: Iterable[str]) -> None:
+    """Links them into the job's folder `outputs`."""
     import shutil
 
     target = os.path.join(job, "outputs")
     shutil.rmtree(target, ignore_errors=True)
     os.makedirs(target)
     link(os.path.join(job, WORK), paths, target)
-    return list_odd(os.path.join(job, WORK))
-
-
-def list_odd(work: str) -> List[str]:
-    """What is neither a file, a folder nor a link."""
-    found = []
-    for folder, _names, files in os.walk(work):
-        for name in files:
-            path = os.path.join(folder, name)
-            try:
-                mode = os.lstat(path).st_mode
-            except FileNotFoundError:
-                continue
-            if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-                found.append(os.path.relpath(path, work))
-    return sorted(found)

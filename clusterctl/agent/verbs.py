@@ -109,9 +109,7 @@ def _pack(job: str) -> None:
 def _link(job: str) -> None:
     """Those that stdin names, with a NUL behind each."""
     paths = sys.stdin.buffer.read().split(b"\0")[:-1]
-    for path in outputs.link_outputs(job, map(os.fsdecode, paths)):
-        text = f"left out ./{path}: neither a file, a folder nor a link\n"
-        sys.stdout.buffer.write(os.fsencode(text))
+    outputs.link_outputs(job, map(os.fsdecode, paths))
 
 
 def _send(job: str) -> None:

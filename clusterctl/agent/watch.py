@@ -34,8 +34,6 @@ have thousands of files."""
 _MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100
 _NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
 _ENDED = re.compile(rb"^(?:ended|dead) ", re.MULTILINE)
-_LOCAL = b"bcachefs btrfs ext2 ext3 ext4 f2fs jfs overlay ramfs reiserfs tmpfs xfs zfs".split()
-"""File systems whose every change is made by this machine, so that its kernel can tell of it."""
 
 
 class FilePiece(NamedTuple):
@@ -153,8 +151,8 @@ class FileChanges:
     """Waits for changes of what `list_files` looks at: by the kernel's word, where it gives any."""
 
     def __init__(self, job: str, shared: bool) -> None:
-        """`shared`: other machines write there, too."""
-        self._descriptor = -1 if shared or not _is_local(job) else _watch(job)
+        """`shared`: other machines write there, too, of which this one's kernel does not tell."""
+        self._descriptor = -1 if shared else _watch(job)
         self._pause = FASTEST
 
     def wait(self, seconds: float, also: int) -> bool:
@@ -192,22 +190,6 @@ def _watch(job: str) -> int:
             os.close(descriptor)  # watches are scarce, or there is no such folder yet
             return -1
     return descriptor
-
-
-def _is_local(path: str) -> bool:
-    """Whether its file system is one of _LOCAL."""
-    inside, best, kind = os.fsencode(os.path.realpath(path)), 0, b""
-    try:
-        with open("/proc/self/mounts", "rb") as mounts:
-            lines = mounts.readlines()
-    except OSError:
-        return False
-    for line in lines:
-        _, place, found = line.split()[:3]
-        place = re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match.group(1), 8)]), place)
-        if inside.startswith(place.rstrip(b"/") + b"/") and len(place) >= best:
-            best, kind = len(place), found
-    return kind in _LOCAL
 
 
 def await_news(

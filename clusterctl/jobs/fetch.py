@@ -378,7 +378,7 @@ def get_linked(
         got = transport.get(links, target, timeout=COPY_TIMEOUT, begun=begun)
     if got.ok:
         shutil.rmtree(begun, ignore_errors=True)
-    return replace(got, stderr=linked.stdout + got.stderr)
+    return got
 
 
 def render_paths(paths: Collection[str]) -> bytes:

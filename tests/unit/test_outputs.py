@@ -384,12 +384,3 @@ def test_core_dumps_are_named(here: Staged, tree: Path, tmp_path: Path) -> None:
     (here.work() / "core").write_bytes(head + b"\2\0" + bytes(40))  # a program of that name
     (here.work() / "score.txt").write_text("x")
     assert fetch(here, job, tmp_path / "got").core_dumps == ("worker-1/core.4711",)
-
-
-def test_a_pipe_is_named_as_left_out(here: Staged, tree: Path, tmp_path: Path) -> None:
-    job = here.job(tree)
-    (here.work() / "made").touch()
-    os.mkfifo(here.work() / "pipe")
-    got = fetch(here, job, tmp_path / "got")
-    assert [item.path for item in got.outputs] == ["made"]
-    assert got.left_out == ("worker-1: left out ./pipe: neither a file, a folder nor a link",)
