@@ -182,17 +182,3 @@ def test_bytes_go_both_ways_for_whoever_may(lab: Lab, api: Api) -> None:
         lab.ec2.fault("tunnel", how="refused", calls=1)
         assert "Try again later" in connect(launcher)
         assert lab.until(lambda: lab.ec2.tunnels, {1, 2, 3}) == 0, "what was closed is closed there"
-
-
-@pytest.mark.parametrize("said", ["aws-cli/1.45.11 Python/3.11.7", "aws-cli/2.11.9", "sh: no"])
-def test_an_aws_cli_that_opens_no_tunnels_is_seen_before_it_costs(
-    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "aws").write_text(f"#!/bin/sh\necho '{said}'\n")
-    (tmp_path / "aws").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(ProviderError, match=rf"2\.12 or newer.*{said}"):
-        tunnels.require_aws_cli()
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ProviderError, match=r"2\.12 or newer"):
-        tunnels.require_aws_cli()

@@ -268,6 +268,31 @@ def test_who_waits_for_a_node_hears_which_one_and_why(
         HostKeys(folder).settle([unreachable()], limit=600, report=report)
 
 
+def test_who_may_use_no_endpoint_is_told_at_once(tmp_path: Path) -> None:
+    """A wait for machines that boot would last ten minutes."""
+    keys.ensure(tmp_path / "red" / "ssh" / "user")
+    said = """sh -c 'echo "AccessDenied: no right ec2-instance-connect:OpenTunnel" >&2'"""
+    hidden = replace(unreachable(), tunnel=said)
+    with pytest.raises(NodeUnreachable, match="no right ec2-instance-connect:OpenTunnel") as caught:
+        HostKeys(tmp_path / "red").settle([hidden], limit=600, report=lambda text: None)
+    assert not caught.value.transient
+
+
+@pytest.mark.terraform
+@pytest.mark.parametrize("said", ["aws-cli/1.45.11 Python/3.11.7", "aws-cli/2.11.9", "sh: no", ""])
+def test_an_aws_cli_that_opens_no_tunnels_is_seen_before_it_costs(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "aws").write_text(f"#!/bin/sh\necho '{said}'\n")
+    (tmp_path / "aws").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    wish = wanted(NodeGroup(count=1, family="cpu"), instance_connect=True)
+    with pytest.raises(ProviderError, match=rf"2\.12 or newer.*{said}"):
+        Ec2Provider(Offering).plan(wish)
+    (tmp_path / "aws").write_text("#!/bin/sh\necho aws-cli/2.12.0\n")
+    assert Ec2Provider(Offering).plan(wish)
+
+
 def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:
     """`up` without a name would make another cluster, on this machine."""
     folder = tmp_path / "red"
