@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import pytest
 
 from clusterctl.core import keys
 from clusterctl.core.model import Accelerator, Node, NodeResult
+from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.machines import bootstrap, facts
 from clusterctl.machines import mesh as mesh_checks
 from clusterctl.machines.attached import BatchSite, SgeProvider, SlurmProvider, render_shut_out
+from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, node
 from tests.unit.tables import rows
 
@@ -251,6 +254,16 @@ def test_gpus_become_slots() -> None:
     assert found.mpi_prefix == found.python == ""
     plain = bootstrap.read_bootstrap(node(slots=8), answers(*bootstrap.REQUIRED))
     assert (plain.slots, plain.accelerator) == (8, Accelerator.NONE)
+
+
+def test_a_launcher_that_does_not_answer_is_no_mesh() -> None:
+    down = {"address": "127.0.0.1", "private_address": "127.0.0.1", "ssh_port": 1}
+    where = cluster(node("launcher", **down), node("worker-1", **down))
+    with Pool(where.nodes, identity=None, known_hosts=Path(os.devnull)) as pool:
+        with pytest.raises(NodeUnreachable, match="some nodes cannot reach each other"):
+            mesh_checks.check_mesh(pool, where, what="nodes", hint="")
+        with pytest.raises(BootstrapError, match="cannot use the shared folder /shared"):
+            mesh_checks.check_shared(pool, replace(where, shared="/shared"))
 
 
 @rows("text, failures", "bootstrap.mesh_failures")

@@ -11,7 +11,9 @@ from typing import Any, cast
 
 import pytest
 
+from clusterctl.core import progress
 from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.core.progress import NodePhases
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import ledger
 from clusterctl.machines.ec2 import create, prices, refusals, spec
@@ -655,11 +657,16 @@ def test_terraform_is_asked_again_while_it_gets_on() -> None:
 
 def test_what_terraform_does_to_each_machine_is_told_once() -> None:
     told: list[str] = []
-    show = make_reporter(told.append)
+    nodes = NodePhases()
+    nodes.expect({"worker-1": "worker"})
+    show = make_reporter(told.append, nodes)
+    seen = []
     for state in ("start", "complete"):
         address = 'aws_instance.this["worker-1"]'
         show(ResourceChange(address=address, action="create", state=state, id="i-1"))
+        seen += [one.phase for one in nodes.look().nodes]
     assert told == ["worker-1: i-1 is running after 0 s"]
+    assert seen == [progress.REQUESTED, progress.BOOTING]
 
 
 def test_a_budget_lasts_wherever_the_cluster_ends_up(
