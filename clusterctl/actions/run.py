@@ -288,6 +288,8 @@ def make_spec(given: Run, program: Program) -> tuple[JobSpec, dict[str, str]]:
 
 def check_packages(resolved: Resolved, given: str) -> None:
     """Raises UsageError where what a program asks for is not understood, before there are nodes."""
+    if resolved.program.kind is ProgramKind.BATCH:
+        return
     if wanted := _find_packages(resolved, given)[0]:
         project_packages.check_file(wanted)
 
@@ -325,6 +327,11 @@ def prepare(
     requirements: str = "",
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
+    system = load_system(cluster.system)
+    if not system.places_ranks:
+        resolved = programs.find_batch_script(resolved)
+    if resolved.program.kind is ProgramKind.BATCH:
+        return _prepare_script(cluster, spec, resolved, number=number)
     packages, wanted, command, unread = None, None, "", ""
     spec = replace(spec, setup=spec.setup or project_packages.find_setup(resolved))
     chosen_python = project_packages.choose_packages(cluster, spec.python)
@@ -396,6 +403,21 @@ def prepare(
         packages=packages,
         command=command,
     )
+
+
+def _prepare_script(
+    cluster: Cluster, spec: JobSpec, resolved: Resolved, *, number: int
+) -> Prepared:
+    """A batch script of the user's own, as it is: in its folder, where that is the login node's,
+    else in a copy of its tree."""
+    spec = replace(spec, program=resolved.program)
+    load_system(cluster.system).take_script(spec, cluster)
+    tree = resolved.tree
+    if cluster.launcher.here:
+        spec = replace(spec, in_place=str(tree.root / resolved.program.folder))
+        tree = replace(tree, files=())
+    job, plan = plan_job(cluster, spec, number=number)
+    return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets={})
 
 
 def agree_to_size(store: Store, prepared: Prepared, consent: Consent) -> None:

@@ -163,6 +163,15 @@ class JobPlan(NamedTuple):
     version: int = VERSION
 
 
+class OwnScript(NamedTuple):
+    """A batch script of the user's own: the options, the script and its arguments, as they go to
+    the queue's command in that folder; "": the job's own copy of the tree."""
+
+    words: Sequence[str]
+    folder: str
+    variables: Dict[str, str]
+
+
 class BatchPlan(NamedTuple):
     """What the agent is told that sees a job of a batch system through, or a task of its array.
     `signals`: what the system warns by, what each means, and the one that ranks get for it, "":

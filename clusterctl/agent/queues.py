@@ -11,7 +11,7 @@ import subprocess
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import processes
+from . import processes, scripts
 
 AGE = 5
 """Seconds for which an answer of the queue is good for everybody, or its silence."""
@@ -35,11 +35,23 @@ class Said(NamedTuple):
     err: str
 
 
-def call(*words: str, limit: float = LIMIT) -> Said:
+def call(
+    *words: str,
+    limit: float = LIMIT,
+    folder: Optional[str] = None,
+    variables: Optional[Dict[str, str]] = None,
+) -> Said:
     pipe = subprocess.PIPE
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, timeout=limit, check=False
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            timeout=limit,
+            check=False,
+            cwd=folder,
+            env={**os.environ, **(variables or {})},
         )
     except OSError as error:
         return Said(127, "", f"{words[0]}: {error.strerror}")
@@ -72,7 +84,7 @@ class SlurmQueue:
     NUMBER = "SLURM_JOB_ID"
     DOWN = "connect failure"
     """What it says, as a pattern, when it could not even be asked."""
-    LIVES = re.compile("PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|REQUEUE")
+    LIVES = scripts.SLURM_LIVES
 
     def list_question(self) -> List[str]:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -111,6 +123,14 @@ class SlurmQueue:
     def choose_end(self, ends: List[str]) -> str:
         """The first that has not gone well, or the last."""
         return next((end for end in ends if not end.startswith("COMPLETED")), "".join(ends[-1:]))
+
+    def describe(self, native: str, row: str) -> Optional[List[scripts.Part]]:
+        """The tasks of a job that was handed in as it is, or itself; `row`: what the queue has said
+        of it. None: no answer."""
+        said = call("scontrol", "show", "job", "-o", native)
+        if said.out.startswith("JobId="):
+            return scripts.read_slurm_tasks(said.out)
+        return [] if "Invalid job id" in said.out + said.err else None
 
     def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
         """The number of the point that this task of an array runs, and what else that is told."""
@@ -160,6 +180,17 @@ class GridQueue:
         said = "COMPLETED" if code == why[0] == "0" else "FAILED"
         return "{}|{}|{}".format(said, code, "" if why[0] == "0" else " ".join(why))
 
+    def describe(self, native: str, row: str) -> Optional[List[scripts.Part]]:
+        """What runs is known from qstat, what has ended from qacct, where there is one."""
+        said = call("qstat", "-j", native)
+        if said.code == 0 and "job_number" in said.out:
+            return scripts.read_grid_tasks(native, said.out, row)
+        if "do not exist" not in said.err + said.out:
+            return None
+        records = re.split("={20,}", call("qacct", "-j", native).out)
+        found = ((record, self.read_end(record)) for record in records)
+        return [scripts.read_grid_record(record, end) for record, end in found if end]
+
     def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
         """Tasks count from 1 and leave none out, and points as people want them, who read what
         their scripts for qsub read."""
@@ -206,8 +237,9 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
     for number in numbers:
         folder = os.path.join("jobs", number)
         native = processes.read_text(os.path.join(folder, "native")).partition(";")[0]
-        lines = processes.read_text(os.path.join(folder, "state")).splitlines()
+        lines = _read_lines(folder)
         last = lines[-1] if lines else ""
+        own = scripts.is_own(folder)
         yield f"@@job {number} {native}"
         yield from lines
         if last.startswith("ended"):
@@ -219,14 +251,27 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
             if not last or last.startswith("queued"):
                 yield from _tell_unsubmitted(folder, last)
         elif asked is not None and _is_older(folder, asked):
+            if own and not deaf:
+                parts = batch.describe(native, rows.get(native, ""))
+                scripts.learn(folder, parts or ())
+                ended = native not in rows and scripts.note_end(folder)
+                yield from _read_lines(folder)[len(lines) :]
+                if ended:
+                    continue
             if native in rows:
                 yield "queue " + rows[native]
             elif not deaf:
                 end = batch.find_end(native, folder)
                 deaf = end is None
+                if own and end and end.startswith("UNKNOWN") and scripts.may_be_late(folder):
+                    continue
                 if end:
                     yield f"gone {end}|{int(asked)}"
                     processes.remove(os.path.join(folder, "env"))  # nobody else is left to do so
+
+
+def _read_lines(folder: str) -> List[str]:
+    return processes.read_text(os.path.join(folder, "state")).splitlines()
 
 
 def _ask(system: Any) -> Tuple[Dict[str, str], Optional[float]]:
@@ -304,10 +349,12 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     os.chdir(job)  # the queue starts the job there
     batch = SYSTEMS[system]
     supervise.State(job).note(("queued", None))
+    own = scripts.read_own(".")
+    words, where, variables = own or (("job.sh",), "", {})
     until = time.monotonic() + patience
     while True:
         left = max(1.0, until - time.monotonic())
-        said = call(*batch.HAND_IN, "job.sh", limit=left)
+        said = call(*batch.HAND_IN, *words, limit=left, folder=where or None, variables=variables)
         # Only what cannot have reached the queue may be handed in again.
         if said.code == 0 or left <= AGAIN + 1 or not re.search(batch.DOWN, said.err):
             break
@@ -323,5 +370,7 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     # Of an array, Grid Engine prints its tasks, too: 4711.1-8:1
     native = said.out.partition("\n")[0].partition(".")[0]
     processes.write("native", native + "\n")
+    if own:
+        scripts.learn(".", batch.describe(native.partition(";")[0], "") or ())
     if processes.read_text("stop"):  # cancelled meanwhile
         call(batch.END, native.partition(";")[0])

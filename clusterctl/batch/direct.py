@@ -259,8 +259,8 @@ def make_plan(job: Job, cluster: Cluster, *, placed: bool = True) -> JobPlan:
     )
 
 
-def render_plan(plan: JobPlan | messages.BatchPlan) -> str:
-    """The file plan.json."""
+def render_plan(plan: JobPlan | messages.BatchPlan | messages.OwnScript) -> str:
+    """The file plan.json, or own.json."""
     return json.dumps(messages.spell_out(plan), indent=1)
 
 

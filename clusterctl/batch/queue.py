@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from clusterctl import __version__
 from clusterctl.agent import messages
 from clusterctl.agent.queues import HAND_IN
+from clusterctl.agent.scripts import OWN
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.system import BatchSystem, Preview
 from clusterctl.core import assets
@@ -31,6 +32,7 @@ from clusterctl.core.job import (
     JobState,
     LaunchPlan,
     Placement,
+    ProgramKind,
     Reason,
 )
 from clusterctl.core.model import Cluster
@@ -87,6 +89,7 @@ class QueueSystem(BatchSystem):
     logs = ("mpirun.err", "mpirun.out", "batch.out")
 
     system: ClassVar[str]
+    hands_in: ClassVar[tuple[str, ...]]
     prefix: ClassVar[str]
     """What a directive begins with, in the head of a script."""
     end: ClassVar[str]
@@ -154,6 +157,8 @@ class QueueSystem(BatchSystem):
                 hint=hint,
             )
         self.check(spec)
+        if spec.program.kind is ProgramKind.BATCH:
+            return spec, (Placement(node=UNPLACED, first=0, count=1),)
         spec = self._give_time(spec)
         if spec.is_sweep:
             _check_points(spec)
@@ -170,7 +175,42 @@ class QueueSystem(BatchSystem):
         grace = spec.grace or float(announced)
         return replace(spec, grace=grace, notice=math.ceil(grace) or LEAD - ANSWER_MARGIN)
 
+    def take_script(self, spec: JobSpec, cluster: Cluster) -> None:
+        if spec.program.directives not in ("", self.prefix):
+            super().take_script(spec, cluster)
+        given = {
+            "--launcher": spec.launcher != "auto",
+            "--backend": spec.backend != "auto",
+            "--env-file": spec.secret_names,
+            "--timeout": spec.timeout,
+            "--hang-timeout": spec.hang_timeout,
+            "--retries": spec.retries,
+            "--resume-args": spec.resume_args,
+            "--setup": spec.setup,
+            "--python": spec.python,
+            **dict.fromkeys(spec.particular, True),
+        }
+        known = (*(f"--{name}" for name in spec.native), *(f"-{name}" for name in spec.native))
+        known += ("--nodes", "--ranks-per-node")
+        if wrong := [name for name, value in given.items() if value and name not in known]:
+            raise UsageError(
+                f"{wrong[0]} means nothing to {spec.program.target}, a batch script, which goes to"
+                " the queue as it is",
+                hint=f"leave out {wrong[0]}, or run the program that the script starts",
+            )
+
+    @abstractmethod
+    def list_options(self, spec: JobSpec) -> list[str]:
+        """What was asked for before a script of the user's own, as words of its command."""
+
+    def _list_words(self, spec: JobSpec) -> list[str]:
+        program = spec.program
+        return [*self.list_options(spec), program.target, *program.args]
+
     def plan(self, request: launcher.Request) -> LaunchPlan:
+        if request.spec.program.kind is ProgramKind.BATCH:
+            argv = (*self.hands_in, *self._list_words(request.spec))
+            return LaunchPlan(argv=argv, env={}, node_env={}, programs={}, files={})
         plan = launcher.plan_launch("batch", request)
         if request.spec.launcher == "mpirun":
             return plan
@@ -178,6 +218,10 @@ class QueueSystem(BatchSystem):
         return replace(plan, reasons=(*plan.reasons, *reasons))
 
     def preview(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> Preview:
+        if job.spec.program.kind is ProgramKind.BATCH:
+            where = job.spec.in_place or "a copy of the tree on the login node"
+            line = f"{shlex.join(plan.argv)}  # in {where}"
+            return Preview((("on the login node", line),), {"command": list(plan.argv)})
         files = self.script(job, cluster, plan)
         return Preview(tuple(files.items()), {"files": files, "ranks": job.ranks})
 
@@ -188,6 +232,10 @@ class QueueSystem(BatchSystem):
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
         folder = f"{cluster.launcher.root}/jobs/{job.id}"
+        if job.spec.program.kind is ProgramKind.BATCH:
+            where = job.spec.in_place or f"{folder}/work/{job.spec.program.folder}"
+            own = messages.OwnScript(self._list_words(job.spec), where, dict(job.spec.env))
+            return {OWN: direct.render_plan(own)}
         common = {
             **self._describe(job, plan),
             "directives": self._render_head(self.directives(job.spec, job.id)),
@@ -345,6 +393,8 @@ class QueueSystem(BatchSystem):
         """Leaves word for the script, which ends its ranks with grace and counts what is left of
         them; a job whose script does not run is taken from the queue at once."""
         script = self._end()
+        if job.spec.program.kind is ProgramKind.BATCH:
+            return ("/bin/sh", "-c", f"echo cancelled >stop; {script}")
         if not job.spec.is_sweep:  # its tasks give their programs time; those that wait never begin
             waits = "'' | queued* | stop*stopped | ended*"
             script = f"case $(tail -n 1 state 2>/dev/null) in {waits}) {script} ;; esac"

@@ -70,6 +70,7 @@ class Sge(QueueSystem):
     system = "sge"
     prefix = "#$"
     emits = "qsub"
+    hands_in = queues.GridQueue.HAND_IN
     end = queues.GridQueue.END
     example_size = "-pe NAME 2"
     down = queues.GridQueue.DOWN
@@ -110,9 +111,13 @@ class Sge(QueueSystem):
             lines.append(f"-t 1-{len(spec.points)}")
             if most := parse_concurrency(spec.array):
                 lines.append(f"-tc {most}")
-        return lines + [
-            f"{word}{render(native[name])}" for name, word, render in OPTIONS if name in native
-        ]
+        return [*lines, *_list_native(spec)]
+
+    def list_options(self, spec: JobSpec) -> list[str]:
+        words = " ".join(_list_native(spec)).split()
+        if name := spec.native.get("job-name"):
+            words += ["-N", name]
+        return [*words, "-v", ",".join(spec.env)] if spec.env else words
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
@@ -138,6 +143,11 @@ class Sge(QueueSystem):
         ours = (*self.ours, "-j ", "-S ", "-cwd")
         lines = [line for line in self.directives(spec, 0) if not line.startswith(ours)]
         return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
+
+
+def _list_native(spec: JobSpec) -> list[str]:
+    native = spec.native
+    return [f"{word}{render(native[name])}" for name, word, render in OPTIONS if name in native]
 
 
 def find_time_limit(spec: JobSpec) -> int:

@@ -78,6 +78,7 @@ class Slurm(QueueSystem):
     system = "slurm"
     prefix = "#SBATCH"
     emits = "sbatch"
+    hands_in = queues.SlurmQueue.HAND_IN
     end = queues.SlurmQueue.END
     example_size = "--nodes 2"
     down = queues.SlurmQueue.DOWN
@@ -151,6 +152,10 @@ class Slurm(QueueSystem):
         lines.append(f"--signal=B:USR1@{self.read_notice(spec) or choose_lead(spec)}")
         return lines
 
+    def list_options(self, spec: JobSpec) -> list[str]:
+        given = [f"--{name}={text}" if text else f"--{name}" for name, text in spec.native.items()]
+        return [*list_size(spec), *given]
+
     def read_notice(self, spec: JobSpec) -> int:
         return read_signal(spec)[1]
 
@@ -168,9 +173,8 @@ class Slurm(QueueSystem):
         self, spec: JobSpec, cluster: Cluster, words: Sequence[str]
     ) -> tuple[str, ...]:
         spec, _ = self.resolve(spec, cluster)
-        options = [f"--{k}={v}" if v else f"--{k}" for k, v in spec.native.items()]
         command = tuple(words) or ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
-        return ("srun", "--pty", *list_size(spec), *options, *command)
+        return ("srun", "--pty", *self.list_options(spec), *command)
 
 
 def read_signal(spec: JobSpec) -> tuple[str, int]:

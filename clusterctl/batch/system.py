@@ -93,6 +93,16 @@ class BatchSystem(ABC):
             )
         return self._place(spec, cluster)
 
+    def take_script(self, spec: JobSpec, cluster: Cluster) -> None:
+        """Raises UsageError for a batch script that it cannot hand in as it is."""
+        program = spec.program
+        raise UsageError(
+            f"{program.target} is a batch script with {program.directives} lines, and cluster"
+            f" {cluster.name!r} has no queue that reads them",
+            hint="run the program that it starts, with its options:"
+            " clusterctl run --nodes 2 … PROGRAM",
+        )
+
     @abstractmethod
     def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]: ...
 

@@ -40,6 +40,8 @@ class ProgramKind(str, Enum):
     BINARY = "binary"
     COMMAND = "command"
     """A program of the nodes, found there on PATH."""
+    BATCH = "batch"
+    """A batch script of the user's own, for the queue as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class Program:
     interpreter: str = ""
     """What the first line of a script names to run it, where not every node has that: a path, or a
     command. Of a command with an absolute path, that path."""
+    directives: str = ""
+    """What those of a batch script begin with: `#SBATCH`, `#$`; "": it has none."""
     local_rank: str = ""
     """`--local_rank`: the option by which a Python program gets its number on the node, first."""
 
@@ -141,6 +145,9 @@ class JobSpec:
     """The version of another Python than that of the nodes, for its packages: `3.12`."""
     setup: str = ""
     """Lines of shell that complete its packages, once per node and tree."""
+    in_place: str = ""
+    """The folder of the login node in which a batch script of the user's own lies, and starts; "":
+    in the job's copy of the tree."""
     import_paths: tuple[str, ...] = ()
     """Folders of the staged tree with packages of the project itself."""
 

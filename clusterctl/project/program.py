@@ -73,14 +73,14 @@ def resolve_program(
     path, bundled = _find(script)
     if bundled and chosen is None:
         chosen = path.parent
-    _refuse_batch_script(path)
     tree = project_tree.find_tree(path.absolute().parent, script=path, chosen=chosen, limit=limit)
     location = path.resolve()
     if not location.is_relative_to(tree.root):
         raise project_tree.make_outside_error(script, tree.root, "the script")
     working = _choose_folder(tree, location.parent)
     target = os.path.relpath(location, tree.root / working)
-    kind, source = _find_kind(path), ""
+    directives, source = _find_directives(path), ""
+    kind = ProgramKind.BATCH if directives else _find_kind(path)
     if kind is ProgramKind.SOURCE:
         source, target = target, f"./{Path(target).with_suffix('')}"
     elif sources:
@@ -97,6 +97,7 @@ def resolve_program(
         interpreter=project_tree.find_interpreter(path) if kind is ProgramKind.BINARY else "",
         source=source,
         sources=further,
+        directives=directives,
     )
     return Resolved(program, tree)
 
@@ -293,27 +294,30 @@ def _check_interpreter(path: Path) -> None:
 
 
 _DIRECTIVE = re.compile(rb"#(SBATCH|PBS|\$ -)")
-_HAND_IN = {b"SBATCH": "sbatch", b"PBS": "qsub", b"$ -": "qsub"}
 
 
-def _refuse_batch_script(path: Path) -> None:
-    """A batch script starts its program itself: inside a job of ours it would wait for ever for
-    nodes that the job has, and its directives would count for nothing."""
+def _find_directives(path: Path) -> str:
+    """What those of a batch script begin with; "" for other files."""
     with path.open("rb") as file:
         for line in file.read(HEAD).splitlines():
             if line.strip() and not line.startswith(b"#"):
-                return  # directives come before the first command
+                return ""  # directives come before the first command
             if found := _DIRECTIVE.match(line):
-                break
-        else:
-            return
-    word = line.split()[0].decode() if found[1] != b"$ -" else "#$"
-    raise UsageError(
-        f"{path} is a batch script: it has {word} lines",
-        hint="run the program that it starts, with its options:"
-        " clusterctl run --nodes 2 … PROGRAM; or submit it yourself:"
-        f" clusterctl ssh -- {_HAND_IN[found[1]]} {path.name}",
-    )
+                return found[0].split()[0].decode()
+    return ""
+
+
+def find_batch_script(resolved: Resolved) -> Resolved:
+    """For a cluster with a batch system: a script that starts ranks itself is one for it, too."""
+    program = resolved.program
+    if program.kind is not ProgramKind.BINARY:
+        return resolved
+    path = resolved.tree.root / program.folder / program.target
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+        text = file.read(HEAD)
+        if text.startswith("#!") and find_launcher(text) in ("srun", "mpirun", "mpiexec"):
+            return replace(resolved, program=replace(program, kind=ProgramKind.BATCH))
+    return resolved
 
 
 def _locate_source(source: Path, tree: project_tree.Tree, working: str) -> str:

@@ -35,6 +35,9 @@ class Oar(QueueSystem):
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         return replace(spec, nodes=spec.nodes or 1, ranks_per_node=spec.ranks_per_node or 2)
 
+    def list_options(self, spec: JobSpec) -> list[str]:
+        return [f"--{name}={value}" for name, value in spec.native.items()]
+
     def directives(self, spec: JobSpec, number: int) -> list[str]:
         size = f"-l nodes={spec.nodes}/core={spec.ranks_per_node}"
         wanted = [

@@ -227,21 +227,19 @@ def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "word", "submit"),
+    ("text", "directives"),
     [
-        ("#!/bin/bash\n#SBATCH --nodes=2\nsrun ./solver\n", "#SBATCH", "sbatch tool"),
-        ("#!/bin/sh\n# mine\n\n#SBATCH -N 2\nsrun ./solver\n", "#SBATCH", "sbatch tool"),
-        ("#!/bin/sh\n#$ -pe mpi 4\nmpirun ./solver\n", "#$", "qsub tool"),
-        ("#!/bin/sh\n#PBS -l nodes=2\nmpirun ./solver\n", "#PBS", "qsub tool"),
+        ("#!/bin/bash\n#SBATCH --nodes=2\nsrun ./solver\n", "#SBATCH"),
+        ("#!/bin/sh\n# mine\n\n#SBATCH -N 2\nsrun ./solver\n", "#SBATCH"),
+        ("#!/bin/sh\n#$ -pe mpi 4\nmpirun ./solver\n", "#$"),
+        ("#!/bin/sh\n#PBS -l nodes=2\nmpirun ./solver\n", "#PBS"),
     ],
 )
-def test_a_batch_script_is_no_program(text: str, word: str, submit: str, here: Path) -> None:
+def test_a_batch_script_is_for_its_queue(text: str, directives: str, here: Path) -> None:
     (here / "tool").write_text(text)
-    with pytest.raises(UsageError, match="batch script") as caught:
-        resolve_program("tool", ())
-    assert word in caught.value.message
-    assert submit in caught.value.hint
-    assert "clusterctl run" in caught.value.hint
+    program = resolve_program("tool", ("a",)).program
+    assert (program.kind, program.directives) == (ProgramKind.BATCH, directives)
+    assert (program.target, program.args) == ("tool", ("a",))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,247 @@
+"""Batch scripts of the user's own. They go to the queue as they are and note nothing here: what the
+queue says of their parts, the tasks of an array or the whole job, is noted for them, and what they
+write is found where the queue puts it.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+from . import messages, processes
+
+OWN = "own.json"
+"""What is handed in, and in which folder: messages.OwnScript."""
+PARTS = "parts.json"
+WAITING, RUNNING, ENDED = "waiting", "running", "ended"
+ALL_WELL = "COMPLETED"
+ACCOUNTING = 60.0
+"""Seconds that a queue may take to account for a job that has left it."""
+
+
+class Part(NamedTuple):
+    """What the queue says of a task, or of a whole job. Times are in seconds since the epoch; 0:
+    unknown. `word`: the queue's own for how it ended."""
+
+    id: str
+    state: str
+    node: str = ""
+    out: str = ""
+    err: str = ""
+    began: float = 0.0
+    ended: float = 0.0
+    word: str = ""
+    code: int = 0
+
+
+def is_own(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, OWN))
+
+
+def read_own(folder: str) -> Optional["messages.OwnScript"]:
+    text = processes.read(os.path.join(folder, OWN)).decode()
+    return messages.read(messages.OwnScript, json.loads(text)) if text else None
+
+
+def learn(folder: str, parts: Sequence[Part]) -> None:
+    """Keeps what the queue says, and notes what is new. It forgets tasks that have ended, and says
+    little of those that wait."""
+    before = _load(folder)
+    known = dict(before)
+    for part in parts:
+        earlier = known.get(part.id)
+        if earlier is None or earlier.state != ENDED:
+            kept = earlier or part
+            known[part.id] = part._replace(
+                out=part.out or kept.out, err=part.err or kept.err, began=part.began or kept.began
+            )
+    if known == before:
+        return
+    rows = {key: list(part) for key, part in known.items()}
+    processes.write(os.path.join(folder, PARTS), json.dumps(rows))
+    ordered = _sort(known)
+    for number, part in enumerate(ordered):
+        _link(folder, number, part)
+    if any(part.state != WAITING for part in ordered):
+        _note_start(folder, ordered)
+
+
+def note_end(folder: str) -> bool:
+    """Of a job that has left the queue: notes how its parts ended; False where the queue has to say
+    more than their exit codes."""
+    parts = _sort(_load(folder))
+    if not parts or any(part.state != ENDED for part in parts):
+        return False
+    if any(part.word not in (ALL_WELL, "FAILED") or part.code < 0 for part in parts):
+        return False
+    from .supervise import State
+
+    state = State(folder)
+    cause = processes.read_text(os.path.join(folder, "stop"))
+    if cause:
+        state.note(("stop", None, cause))
+    for number, part in enumerate(parts):
+        state.note(("exit", part.ended or None, number, part.code, 1))
+    end = max(part.ended for part in parts) or None
+    worst = next((part.code for part in parts if part.code), 0)
+    state.note(("launcher", end, worst), ("ended", end))
+    return True
+
+
+def _load(folder: str) -> Dict[str, Part]:
+    try:
+        with open(os.path.join(folder, PARTS)) as file:
+            found: Dict[str, List[Any]] = json.load(file)
+    except FileNotFoundError:
+        return {}
+    return {key: Part(*row) for key, row in found.items()}
+
+
+def _sort(parts: Dict[str, Part]) -> List[Part]:
+    return sorted(parts.values(), key=lambda part: (len(part.id), part.id))
+
+
+def _link(folder: str, number: int, part: Part) -> None:
+    """Its output, where that of a rank would be."""
+    for kind, path in (("out", part.out), ("err", part.err if part.err != part.out else "")):
+        place = os.path.join(folder, "out", f"rank-{number}.{kind}")
+        if path and path != "/dev/null" and not os.path.lexists(place):
+            with contextlib.suppress(FileExistsError):
+                os.symlink(path, place)
+
+
+def _note_start(folder: str, parts: Sequence[Part]) -> None:
+    begins = [part.began for part in parts if part.began]
+    places: List[List[Any]] = []
+    for part in parts:
+        node = part.node or "(queue)"
+        if places and places[-1][0] == node:
+            places[-1][1] += 1
+        else:
+            places.append([node, 1])
+    began = min(begins) if begins else None
+    from .supervise import State
+
+    State(folder).note(
+        ("running", began, 1),
+        ("placed", began, "".join("{}:{},".format(*place) for place in places)),
+        ("started", began, len(parts)),
+    )
+
+
+def find_task(text: str) -> List[str]:
+    """The numbers in `3`, `1-4,7` or `0-9:2%3`, as both systems write the tasks of an array."""
+    numbers: List[str] = []
+    for item in text.partition("%")[0].strip("[]").split(","):
+        span, _, step = item.partition(":")
+        first, _, last = span.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found = range(int(first), int(last or first) + 1, int(step or 1))
+            numbers.extend(map(str, found))
+    return numbers
+
+
+def read_time(text: str, form: str) -> float:
+    """By the clock of this machine; 0 for none."""
+    try:
+        return time.mktime(time.strptime(text, form))
+    except ValueError:
+        return 0.0
+
+
+def may_be_late(folder: str) -> bool:
+    """Whether a job has just left the queue, whose accounting may know it later."""
+    place = os.path.join(folder, "left")
+    if not os.path.exists(place):
+        processes.write(place, "")
+    return time.time() - os.stat(place).st_mtime < ACCOUNTING
+
+
+# -------------------------------------------------------------------------------------------------
+# What the commands of the queues print.
+
+
+_FIELD = re.compile(r"(\w+)=(.*?)(?= [\w/:-]+=|$)")
+SLURM_TIME = "%Y-%m-%dT%H:%M:%S"
+GRID_TIMES = ("%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S")
+SLURM_LIVES = re.compile("PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|REQUEUE")
+
+
+def read_slurm_tasks(text: str) -> List[Part]:
+    """From `scontrol show job -o`."""
+    return [part for line in text.splitlines() for part in _read_slurm_line(line)]
+
+
+def _read_slurm_line(line: str) -> List[Part]:
+    values = dict(_FIELD.findall(line))
+    word = values["JobState"]
+    state = ENDED
+    if SLURM_LIVES.match(word):
+        waits = word in ("PENDING", "CONFIGURING") or "REQUEUE" in word
+        state = WAITING if waits else RUNNING
+    code, _, number = values.get("ExitCode", "0:0").partition(":")
+    part = Part(
+        "0",
+        state,
+        values.get("BatchHost", ""),
+        values.get("StdOut", ""),
+        values.get("StdErr", ""),
+        0.0 if state == WAITING else read_time(values.get("StartTime", ""), SLURM_TIME),
+        read_time(values.get("EndTime", ""), SLURM_TIME) if state == ENDED else 0.0,
+        word,
+        128 + int(number) if number not in ("", "0") else int(code),
+    )
+    tasks = find_task(values.get("ArrayTaskId", ""))
+    if len(tasks) > 1:  # those that wait are one line, and their output has no name yet
+        return [part._replace(id=task, out="", err="") for task in tasks]
+    return [part._replace(id=task) for task in tasks or ["0"]]
+
+
+def read_grid_tasks(native: str, text: str, row: str) -> List[Part]:
+    values = {
+        key.strip(): value.strip()
+        for key, colon, value in (line.partition(":") for line in text.splitlines())
+        if colon
+    }
+    name, home = values.get("job_name", ""), values.get("sge_o_home", "")
+    tasks = find_task(values.get("job-array tasks", ""))
+    running = re.findall(r"(?m)^usage +(\d+):", text)
+    if row and "q" not in row.partition("|")[0] and not running:
+        running = (tasks or ["1"])[:1]
+    parts = []
+    for task in tasks or ["1"]:
+        paths = []
+        for letter, key in (("o", "stdout_path_list"), ("e", "stderr_path_list")):
+            given = values.get(key, "").rpartition(":")[2]
+            path = given or values.get("cwd", home)
+            for word, what in (("JOB_ID", native), ("TASK_ID", task), ("JOB_NAME", name),
+                               ("HOME", home), ("USER", values.get("owner", ""))):  # fmt: skip
+                path = path.replace("$" + word, what)
+            path = os.path.join(values.get("cwd", home), path)
+            if not given or os.path.isdir(path):
+                ending = f".{task}" if tasks else ""
+                path = os.path.join(path, f"{name}.{letter}{native}{ending}")
+            paths.append(path)
+        if values.get("merge", "n").startswith("y"):
+            paths[1] = ""
+        state = RUNNING if task in running else WAITING
+        parts.append(Part(task, state, "", paths[0], paths[1]))
+    return parts
+
+
+def read_grid_record(text: str, end: str) -> Part:
+    """What qacct prints of a task."""
+    values = {words[0]: words[1] for words in (line.split(None, 1) for line in text.splitlines())
+              if len(words) > 1}  # fmt: skip
+    word, code, _ = end.split("|")
+    task = values.get("taskid", "undefined").strip()
+    began, ended = (
+        max(read_time(values.get(key, "").strip()[:24], form) for form in GRID_TIMES)
+        for key in ("start_time", "end_time")
+    )
+    node = values.get("hostname", "").strip().partition(".")[0]
+    place = task if task.isdigit() else "1"
+    failed = int(code) if values.get("failed", "0").split()[0] in ("0", "100") else -1
+    return Part(place, ENDED, node, "", "", began, ended, word, failed)

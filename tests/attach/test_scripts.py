@@ -1,0 +1,76 @@
+"""Batch scripts of people's own, handed in as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.attach.conftest import ONE_SITE, SITES, Site
+from tests.e2e.cli import Cli, wait_for
+
+ON_SLURM = pytest.mark.parametrize("site", SITES[:1], indirect=True)
+ON_SGE = pytest.mark.parametrize("site", SITES[1:], indirect=True)
+HEAD = {"slurm": "#SBATCH", "sge": "#$"}
+
+
+def write(cli: Cli, site: Site, name: str, lines: dict[str, list[str]], body: str) -> Path:
+    head = [f"{HEAD[site.system]} {line}" for line in lines[site.system]]
+    path = cli.folder / name
+    path.write_text("\n".join(["#!/bin/bash", *head, body, ""]))
+    return path
+
+
+def test_a_script_runs_in_its_folder_with_its_arguments(cli: Cli, site: Site) -> None:
+    """Its own output file is what is followed; nothing in its folder is touched."""
+    lines = {"slurm": ["--nodes=2", "--output=%x-%j.txt"], "sge": ["-cwd", "-pe mpi 2", "-j y"]}
+    write(cli, site, "job.sh", lines, 'echo "given: $* $MINE"; pwd; echo made >here; exit 7')
+    before = sorted(path.name for path in cli.folder.iterdir())
+    done = cli("run", "-e", "MINE=x y", "--job-name", "mine", "job.sh", "a b", "c", code=7)
+    assert done.of(0) == ["given: a b c x y", str(cli.folder.resolve())]
+    left = sorted({path.name for path in cli.folder.iterdir()} - {*before})
+    assert left[0] == "here"
+    assert left[1].startswith("mine")
+    job = cli.json("jobs", str(done.job))["jobs"][0]
+    assert (job["state"], job["program_exit_code"]) == ("failed", 7)
+    assert job["finished"] >= job["started"]
+
+
+def test_a_script_is_cancelled(cli: Cli, site: Site) -> None:
+    lines = {"slurm": ["--output=out"], "sge": ["-cwd", "-o out", "-j y"]}
+    write(cli, site, "job.sh", lines, "echo started; exec sleep 300")
+    number = cli("run", "--detach", "job.sh").job
+    wait_for(lambda: "started" in cli("logs", str(number)).out, 60, "its output")
+    cli("cancel", str(number))
+    assert cli.json("jobs", str(number))["jobs"][0]["state"] == "cancelled"
+    assert "sleep 300" not in site.login.run("ps", "-e", "-o", "args")
+
+
+def test_parts_of_an_array(cli: Cli, site: Site) -> None:
+    task = {"slurm": "SLURM_ARRAY_TASK_ID", "sge": "SGE_TASK_ID"}[site.system]
+    lines = {"slurm": ["--array=1-3"], "sge": ["-cwd", "-t 1-3"]}
+    write(cli, site, "job.sh", lines, f"echo task ${task}; [ ${task} != 2 ]")
+    done = cli("run", "job.sh", code=1)
+    assert [done.of(rank) for rank in range(3)] == [[f"task {n}"] for n in (1, 2, 3)]
+
+
+@ON_SLURM
+def test_a_script_that_calls_srun(cli: Cli, site: Site) -> None:
+    path = cli.folder / "job.sh"
+    path.write_text("#!/bin/sh\nsrun hostname\n")
+    path.chmod(0o755)
+    done = cli("run", "--nodes", "2", "./job.sh")
+    assert sorted(done.of(0)) == ["c1", "c2"]
+
+
+@ONE_SITE
+def test_what_would_count_for_nothing_is_refused(cli: Cli, site: Site) -> None:
+    lines = {"slurm": ["--nodes=2"], "sge": ["-cwd"]}
+    write(cli, site, "job.sh", lines, "true")
+    for words in (("--retries", "2"), ("--env-file", "secret"), ("--sweep", "a=1,2")):
+        (cli.folder / "secret").write_text("A=b\n")
+        assert words[0] in cli("run", *words, "job.sh", code=2).err
+    (cli.folder / "pbs.sh").write_text("#!/bin/sh\n#PBS -l nodes=2\ntrue\n")
+    assert "PBS" in cli("run", "pbs.sh", code=2).err
+    plan = cli.json("run", "--dry-run", "--nodes", "2", "job.sh", "x")
+    assert plan["command"][-3:] == ["--nodes=2", "job.sh", "x"]
