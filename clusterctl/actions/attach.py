@@ -226,8 +226,11 @@ def _prepare_hosts(
     store.save(cluster)
     hint = "" if sudo else "; --bootstrap installs packages with sudo"
     _require_all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
-    if different := _compare_mpi(cluster.nodes):
-        report(different)
+    try:
+        if able := [node for node in cluster.nodes if node.facts.mpi]:
+            find_common_mpi(able)
+    except LaunchError as error:  # each host by itself is well
+        report(f"{error.message}: {error.hint}")
     cluster = replace(cluster, nodes=_choose_addresses(cluster.nodes))
     store.save(cluster)
     mesh = bootstrap.Mesh(
@@ -341,23 +344,7 @@ def _describe_lacks(node: Node) -> str:
             f" ({node.python} -m pip install {' '.join(without)} there, or name a Python that has"
             " them: python=/… in the file)"
         )
-    if node.slots and node.facts.gpus and node.slots > len(node.facts.gpus):
-        missing.append(
-            f"the file sets {count(node.slots, 'slot')}, but the host has"
-            f" {count(len(node.facts.gpus), 'GPU')}"
-        )
     return "; ".join(missing)
-
-
-def _compare_mpi(nodes: tuple[Node, ...]) -> str:
-    """What stands in the way of jobs of several hosts, where each host by itself is well."""
-    able = [node for node in nodes if node.facts.mpi]
-    try:
-        if able:
-            find_common_mpi(able)
-    except LaunchError as error:
-        return f"{error.message}: {error.hint}"
-    return ""
 
 
 def _read(node: Node, result: NodeResult) -> Node:

@@ -38,11 +38,10 @@ class Orphan:
     @property
     def text(self) -> str:
         whose = f", of {self.whose}" if self.owner else ""
-        called = f"{self.name or 'no name'}{whose}"
-        what = describe_resources(self.resources)
-        folder = next((item.shared for item in self.resources if item.shared), "")
+        folder = self._find_first("shared")
         with_it = f", with the shared folder {folder}" if folder else ""
-        return f"{self.id} ({called}) in {self.region}: {what}{with_it}"
+        what = f"{describe_resources(self.resources)}{with_it}"
+        return f"{self.id} ({self.name or 'no name'}{whose}) in {self.region}: {what}"
 
     @property
     def kinds(self) -> str:
@@ -52,16 +51,19 @@ class Orphan:
     @property
     def owner(self) -> str:
         """Who made it; "" where no tag says that."""
-        return next((item.owner for item in self.resources if item.owner), "")
+        return self._find_first("owner")
+
+    @property
+    def client(self) -> str:
+        """From which machine, and by whom there: `ana@laptop`."""
+        return self._find_first("client")
 
     @property
     def whose(self) -> str:
         return describe_owner(self.owner, self.client)
 
-    @property
-    def client(self) -> str:
-        """From which machine, and by whom there: `ana@laptop`."""
-        return next((item.client for item in self.resources if item.client), "")
+    def _find_first(self, name: str) -> str:
+        return next(filter(None, (getattr(item, name) for item in self.resources)), "")
 
     @property
     def deadline(self) -> float | None:

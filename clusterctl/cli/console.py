@@ -309,23 +309,6 @@ def escape_lines(text: str) -> str:
     return escape(text, keep="\n\t")
 
 
-_ASCII = {"…": "...", "→": "->", "·": "-"}
-
-
-def encode_ascii(error: UnicodeError) -> tuple[bytes, int]:
-    """How a stream writes characters that its encoding does not have (see `codecs.register_error`).
-    Bytes of file names that are no text leave as they came."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    written = b"".join(
-        bytes([ord(char) - 0xDC00])
-        if "\udc80" <= char <= "\udcff"
-        else _ASCII.get(char, char).encode("ascii", "backslashreplace")
-        for char in error.object[error.start : error.end]
-    )
-    return written, error.end
-
-
 def describe_copy(size: int, rate: float, rest: float | None) -> str:
     """`512.0 MB copied, 43.2 MB/s, 12 s left`: all of the bytes, those of a second, and how many
     seconds the rest will take, where it is known."""

@@ -21,7 +21,7 @@ import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from clusterctl import __version__
-from clusterctl.cli.console import Console, encode_ascii, escape
+from clusterctl.cli.console import Console, escape
 from clusterctl.core.variables import redact, redact_arguments
 from clusterctl.errors import (
     ClusterctlError,
@@ -436,7 +436,7 @@ def main() -> None:
 
 def _complete_streams() -> None:
     """A standard stream that the caller has closed (`>&-`) leads nowhere: else the next file that
-    we open would be taken for it. What a stream's encoding does not have is written in ASCII."""
+    we open would be taken for it. What a stream's encoding does not have is escaped."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -445,10 +445,10 @@ def _complete_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
-    codecs.register_error("clusterctl", encode_ascii)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="clusterctl")
+            utf_8 = codecs.lookup(stream.encoding).name == "utf-8"  # names of files may be no text
+            stream.reconfigure(errors="surrogateescape" if utf_8 else "backslashreplace")
 
 
 def execute(arguments: list[str]) -> int:

