@@ -61,12 +61,11 @@ def test_where_grid_engine_puts_output(
 
 
 def make_parts(*codes: int, word: str = "FAILED", state: str = ENDED) -> list[Part]:
-    return [
-        Part(
-            str(n), ENDED, "c1", f"/x/{n}", "", 10.0, 20.0 + n, word if code else "COMPLETED", code
-        )
-        for n, code in enumerate(codes)
-    ]
+    made = []
+    for n, code in enumerate(codes):
+        how = word if code else "COMPLETED"
+        made.append(Part(str(n), state, "c1", f"/x/{n}", "", 10.0, 20.0 + n, how, code))
+    return made
 
 
 def read(folder: Path) -> verdict.Attempt:
