@@ -40,8 +40,7 @@ from clusterctl.launch.hostfile import parse_hosts
 from clusterctl.launch.mpirun import find_common_mpi
 from clusterctl.machines import bootstrap, facts, providers
 from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, load_site, make_key_mark
-from clusterctl.machines.bootstrap import REQUIRED
-from clusterctl.machines.mesh import check_mesh
+from clusterctl.machines.bootstrap import REQUIRED, check_mesh
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool

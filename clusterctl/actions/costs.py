@@ -12,15 +12,7 @@ from math import inf
 
 from clusterctl.actions.common import open_pool
 from clusterctl.core.job import Job
-from clusterctl.core.model import (
-    GATEWAY,
-    NETWORK_PARTS,
-    Charge,
-    Cluster,
-    Phase,
-    Reporter,
-    shorten,
-)
+from clusterctl.core.model import GATEWAY, NETWORK_PARTS, Charge, Cluster, Phase, Reporter, shorten
 from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, describe_reason
 from clusterctl.insight import cost

@@ -33,15 +33,8 @@ from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable
 from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, deadlines, ledger, providers
 from clusterctl.machines import charges as machines_charges
-from clusterctl.machines.bootstrap import StepReporter
-from clusterctl.machines.mesh import check_mesh, check_shared
-from clusterctl.machines.protocol import (
-    LAUNCHER,
-    Created,
-    Features,
-    NoCapacity,
-    describe_resources,
-)
+from clusterctl.machines.bootstrap import StepReporter, check_mesh, check_shared
+from clusterctl.machines.protocol import LAUNCHER, Created, Features, NoCapacity, describe_resources
 from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store

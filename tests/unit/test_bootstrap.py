@@ -18,7 +18,6 @@ from clusterctl.core import keys
 from clusterctl.core.model import Accelerator, Node, NodeResult
 from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.machines import bootstrap, facts
-from clusterctl.machines import mesh as mesh_checks
 from clusterctl.machines.attached import BatchSite, SgeProvider, SlurmProvider, render_shut_out
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, node
@@ -261,14 +260,14 @@ def test_a_launcher_that_does_not_answer_is_no_mesh() -> None:
     where = cluster(node("launcher", **down), node("worker-1", **down))
     with Pool(where.nodes, identity=None, known_hosts=Path(os.devnull)) as pool:
         with pytest.raises(NodeUnreachable, match="some nodes cannot reach each other"):
-            mesh_checks.check_mesh(pool, where, what="nodes", hint="")
+            bootstrap.check_mesh(pool, where, what="nodes", hint="")
         with pytest.raises(BootstrapError, match="cannot use the shared folder /shared"):
-            mesh_checks.check_shared(pool, replace(where, shared="/shared"))
+            bootstrap.check_shared(pool, replace(where, shared="/shared"))
 
 
 @rows("text, failures", "bootstrap.mesh_failures")
 def test_mesh_failures(text: str, failures: list[str]) -> None:
-    assert list(mesh_checks.read_failures(text)) == failures
+    assert list(bootstrap.read_mesh_failures(text)) == failures
 
 
 FAKE_SSH = """\
@@ -312,7 +311,7 @@ def lab(
         (folder / "ssh").chmod(0o755)
         (tmp_path / "dead").write_text("".join(f"{name}\n" for name in dead))
         done = run(
-            mesh_checks.render_check(where.launcher, where.workers).encode(),
+            bootstrap.render_mesh_check(where.launcher, where.workers).encode(),
             path=f"{folder}:",
             HOSTS=str(tmp_path / "hosts"),
             DEAD=str(tmp_path / "dead"),
@@ -322,7 +321,7 @@ def lab(
         assert done.returncode == 0, done.stderr
         assert b"syntax" not in done.stderr.lower()
         used = sorted((tmp_path / "hosts").read_text().split())
-        return used, sorted(mesh_checks.read_failures(done.stdout.decode()))
+        return used, sorted(bootstrap.read_mesh_failures(done.stdout.decode()))
 
     return check
 
@@ -354,7 +353,7 @@ def test_mesh_asks_a_few_workers_at_a_time(tmp_path: Path) -> None:
     ssh.chmod(0o755)
     workers = [node(f"worker-{n}", f"10.0.0.{n}") for n in range(1, 21)]
     launcher = node("launcher", "10.0.0.100", root=str(tmp_path))
-    done = run(mesh_checks.render_check(launcher, workers).encode())
+    done = run(bootstrap.render_mesh_check(launcher, workers).encode())
     assert done.stdout.decode().count("ok launcher worker-") == 20
     steps = [1 if word == "+" else -1 for word in (tmp_path / "said").read_text().split()]
     assert max(accumulate(steps)) <= 8
@@ -415,18 +414,18 @@ def test_a_worker_that_does_not_see_the_shared_folder_is_named(tmp_path: Path) -
     agent.chmod(0o755)
     launcher = node("launcher", root=str(tmp_path / "root"))
     workers = [node(f"worker-{number}") for number in (1, 2, 3)]
-    text = mesh_checks.render_shared_check(str(folder), launcher, workers)
+    text = bootstrap.render_shared_check(str(folder), launcher, workers)
     done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
-    two, three = sorted(mesh_checks.read_failures(done.stdout))
+    two, three = sorted(bootstrap.read_mesh_failures(done.stdout))
     assert two.startswith("launcher → worker-2: ")
     assert three == "launcher → worker-3: Stale file handle"
     assert list(folder.iterdir()) == [], "nothing of the check stays"
     unwritable = "if ! why=$(false"  # as for a user who may only read: root may do anything
     text = re.sub(r"if ! why=\$\(.*", f"{unwritable} 2>&1); then", text)
     done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
-    broken = [line.split(":")[0] for line in mesh_checks.read_failures(done.stdout)]
+    broken = [line.split(":")[0] for line in bootstrap.read_mesh_failures(done.stdout)]
     assert broken == [f"launcher → {str(folder).split()[0]}"]
-    text = mesh_checks.render_shared_check(str(tmp_path / "none"), launcher, workers)
+    text = bootstrap.render_shared_check(str(tmp_path / "none"), launcher, workers)
     done = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True)
-    (missing,) = mesh_checks.read_failures(done.stdout)
+    (missing,) = bootstrap.read_mesh_failures(done.stdout)
     assert missing.startswith(f"launcher → {tmp_path / 'none'}: ")

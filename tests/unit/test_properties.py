@@ -37,7 +37,6 @@ from clusterctl.insight import messages, metrics, node_views, top, verify
 from clusterctl.jobs import fetch, records
 from clusterctl.launch.hostfile import parse_hosts
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
-from clusterctl.machines import mesh as mesh_checks
 from clusterctl.machines.attached import SgeProvider, SlurmProvider
 from clusterctl.machines.docker import containers
 from clusterctl.machines.ec2 import api, refusals
@@ -322,7 +321,7 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "end of an instance": lambda text: api.read_instance(
         {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
     ),
-    "mesh": mesh_checks.read_failures,
+    "mesh": bootstrap.read_mesh_failures,
     "ip": lambda text: (
         networks.parse_taken(text, ""),
         networks.parse_taken("", text),

@@ -11,8 +11,7 @@ import pytest
 from clusterctl.core import assets, catalog, keys
 from clusterctl.core.model import Accelerator, Role, Runtime
 from clusterctl.machines import bootstrap, deadlines, registry
-from clusterctl.machines import mesh as mesh_checks
-from clusterctl.machines.registry import RegistryLogin
+from clusterctl.machines.protocol import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import cluster, node
 
@@ -60,7 +59,7 @@ LAUNCHER_AND_WORKERS = (
 
 def mesh_script() -> str:
     where = cluster(*(node(name) for name in ("launcher", "worker-1", "worker-2")))
-    return mesh_checks.render_check(where.launcher, where.workers)
+    return bootstrap.render_mesh_check(where.launcher, where.workers)
 
 
 def share_script(name: str) -> str:
@@ -94,7 +93,7 @@ RENDERED: dict[str, Callable[[], str]] = {
     "node-recipe": lambda: node_script(Accelerator.NONE, Runtime.DOCKER, "cpu"),
     "node-recipe-mpi": lambda: node_script(Accelerator.NVIDIA, Runtime.DOCKER, "nvidia-mpi"),
     "mesh": mesh_script,
-    "shared folder": lambda: mesh_checks.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
+    "shared folder": lambda: bootstrap.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
     "export": lambda: share_script("export"),
     "mount": lambda: share_script("mount"),
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),

@@ -16,7 +16,7 @@ from clusterctl.core import catalog, keys
 from clusterctl.core.model import Accelerator, Node, Role, Runtime
 from clusterctl.machines import bootstrap, registry
 from clusterctl.machines.bootstrap import Mesh, NodeContainer
-from clusterctl.machines.registry import RegistryLogin
+from clusterctl.machines.protocol import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import node
 from tests.unit.tables import rows
