@@ -88,7 +88,7 @@ terraform, folder, *programs = sys.argv[1:]
 mine = Credentials("us-east-1")
 with mine.lend(LEASE) as lent, ExitStack() as end:
     if programs:
-        provider = StayingProvider(terraform, programs[-1], Path(folder), lent)
+        provider = StayingProvider(terraform, Path(programs[-1]), Path(folder), lent)
         end.callback(provider.close)
         lent = provider.env
     for command in ("init", "plan"):

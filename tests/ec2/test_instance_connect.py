@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest
 
 UP = ("up", "--cpu", "t3.xlarge", "--runtime", "host", "--instance-connect", "--yes")
 COUNTS = """#!/bin/sh
-for n in $(seq 1 30); do echo count $n; sleep 0.4; done
+for n in $(seq 1 30); do echo count $n; sleep 0.2; done
 """
 WHOLE = [f"count {n}" for n in range(1, 31)]
 
@@ -60,7 +60,7 @@ def plain_ssh(world: World, *words: str) -> str:
 
 def test_a_cluster_is_used_without_any_open_port(closed: World) -> None:
     world = closed
-    world.ec2.fault("slow_endpoint", seconds=8)  # on AWS, minutes
+    world.ec2.fault("slow_endpoint", seconds=3)  # on AWS, minutes
     up = world.ok(*UP)
     assert "SSH to the launcher goes through an EC2 Instance Connect Endpoint" in up.err
     launcher = world.ec2.machine("launcher")
@@ -69,7 +69,7 @@ def test_a_cluster_is_used_without_any_open_port(closed: World) -> None:
         socket.create_connection((launcher.public, 22), timeout=2).close()
 
     follow_through(world, breaks=True)
-    world.ec2.fault("short_tunnels", seconds=5)  # on AWS, an hour
+    world.ec2.fault("short_tunnels", seconds=3)  # on AWS, an hour
     follow_through(world, breaks=False)
     world.ec2.clear()
 
@@ -94,7 +94,7 @@ def test_a_cluster_is_used_without_any_open_port(closed: World) -> None:
     world.ec2.clear()
     again = world.run("up", "--ssh-cidr", "203.0.113.7", "--yes")
     assert (again.code, "--ssh-cidr" in again.err) == (2, True), again.err
-    world.ec2.fault("slow_end", seconds=6)  # its interface holds subnet and group
+    world.ec2.fault("slow_end", seconds=3)  # its interface holds subnet and group
     world.ok("down", "--yes", "--force")
     assert world.ec2.tunnels == 0
 

@@ -28,11 +28,11 @@ def rates(world: World) -> dict[str, float]:
     return {item["node"]: item["hourly"] for item in charges if item["until"] is None}
 
 
-def trains(folder: Path) -> str:
-    """A program that goes on from its snapshot, and is busy for half a minute."""
+def trains(folder: Path, steps: int) -> str:
+    """A program that goes on from its snapshot, and is busy for a while in each step."""
     program = folder / "program" / "trains.py"
     program.parent.mkdir()
-    program.write_text(TRAINS.replace("< 100", "< 200"))
+    program.write_text(TRAINS.replace("< 100", f"< {steps}"))
     return str(program)
 
 
@@ -45,7 +45,7 @@ def test_a_job_goes_on_when_ec2_has_no_spot_instance_left(world: World, tmp_path
     world.ok("up", *SPOT)
     cheap = rates(world)
     machines = {node["name"]: node["machine"] for node in world.record()["nodes"]}
-    started = world.ok("run", "--detach", "--json", *POLICY, trains(tmp_path))
+    started = world.ok("run", "--detach", "--json", *POLICY, trains(tmp_path, 100))
     number = str(started.document()["id"])
     world.wait(lambda: "step 20\n" in world.ok("logs", number).out, 120, "step 20")
     world.ec2.fault("ice", market="spot")
@@ -56,7 +56,7 @@ def test_a_job_goes_on_when_ec2_has_no_spot_instance_left(world: World, tmp_path
     assert "lost worker-2: starting it again" in followed.err
     assert "no capacity for spot (no capacity" in followed.err
     assert "worker-2 on-demand instead, the cluster then costs $" in followed.err
-    assert followed.out.count(undisturbed(200)) == 2, followed.out
+    assert followed.out.count(undisturbed(100)) == 2, followed.out
     assert steps(followed.out)[1] >= 20
     now = {node["name"]: node["machine"] for node in world.record()["nodes"]}
     assert [name for name in now if now[name] != machines[name]] == ["worker-2"]
@@ -73,7 +73,7 @@ def test_a_job_goes_on_when_ec2_takes_a_machine_back(world: World, tmp_path: Pat
     """With two minutes' notice, and a client that follows."""
     world.ok("up", *SPOT)
     cheap = rates(world)
-    running = world.start("run", *POLICY, trains(tmp_path))
+    running = world.start("run", *POLICY, trains(tmp_path, 200))
     jobs = world.home / "jobs"
     world.wait(
         lambda: any("step 20\n" in file.read_text() for file in jobs.glob("*/out/*/rank-0.out")),

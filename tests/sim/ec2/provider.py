@@ -9,6 +9,7 @@ none that is interrupted.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from clusterctl.core import assets
+from tests.sim.ec2.hurry import find_waits, hurry
 
 PLACE = Path("registry.terraform.io/hashicorp/aws")
 
@@ -56,6 +58,7 @@ class StayingProvider:
             folder / "provider.log",
             env=env_of_provider,
         )
+        hurry(json.loads(attach)[PLACE.as_posix()]["Pid"], find_waits(program))
         found = re.search(r'"String":"(.+?)"', attach)
         assert found, attach
         listens = found[1]
