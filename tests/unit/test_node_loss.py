@@ -60,8 +60,9 @@ wait $!
 AGENT = f"""#!/bin/sh
 lost() {{{{ [ -e {{dead}} ]; }}}}
 [ "$1" = worker-2 ] || exec /bin/sh -c "$2"
-! lost || exit 255
+! lost || {{{{ sleep 2.1; exit 255; }}}}
 {WATCHED}"""
+"""A host that refuses at once is asked again for some seconds: this one is gone for good."""
 AWAY_ONCE = f"""#!/bin/sh
 lost() {{{{ [ -e {{dead}}.over ] && [ ! -e {{dead}}.back ]; }}}}
 [ "$1" = worker-2 ] || exec /bin/sh -c "$2"

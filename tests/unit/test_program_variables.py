@@ -99,7 +99,7 @@ def test_slurm_commands_see_neither_a_surrounding_job_nor_options_by_variable(
     folder = tmp_path / "jobs" / "7"
     folder.mkdir(parents=True)
     (tmp_path / "bin").mkdir()
-    for name in ("sbatch", "scancel"):
+    for name in ("sbatch", "squeue", "scancel"):  # the machine's own may look for a real queue
         path = tmp_path / "bin" / name
         path.write_text(f"#!/bin/sh\n/usr/bin/env >{tmp_path}/{name}.env\necho 41\n")
         path.chmod(0o755)
@@ -112,7 +112,7 @@ def test_slurm_commands_see_neither_a_surrounding_job_nor_options_by_variable(
     slurm = load_system("slurm")
     for argv in (slurm.submit_argv(one), slurm.end_argv(one)):
         subprocess.run([shell, *argv[1:]], cwd=folder, env=env, timeout=30)
-    for name in ("sbatch", "scancel"):
+    for name in ("sbatch", "squeue", "scancel"):
         seen = read_names((tmp_path / f"{name}.env").read_text())
         assert passing | {"MINE", "MULTI"} <= seen
         assert not seen & NAMES["sbatch"]["stays"]

@@ -116,6 +116,10 @@ def test_an_mpirun_whose_daemons_always_give_up_is_started_again_once(site: Site
     assert (site.folder("launcher", 1) / "starts").read_text() == "x\nx\n"
 
 
+AWAY = "sleep 2.1; exit 255"
+"""A node that is gone for good: one that refuses at once is asked again for some seconds."""
+
+
 def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Path) -> None:
     """Open MPI says the same of it. The nodes that answer know that ranks were started."""
     looks = tmp_path / "looks"
@@ -123,7 +127,7 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
         f'[ "$1" != worker-2 ] || [ -e {looks} ] || {{ echo >>{looks}; exec sleep 60; }}\n'
         '[ "$1" != worker-2 ] || {\n'
         '    printf "ssh: connect to host worker-2 port 22: No route to host\\r\\n" >&2\n'
-        '    exit 255\n}\neval "$2"'
+        f'    {AWAY}\n}}\neval "$2"'
     )
     unheard = "rank 0 >/dev/null"  # mpirun did not pass on what the rank said at its start
     job = site.ended(site.submit(1, "exit 5", f"{unheard}; {GIVES_UP}"))
@@ -137,7 +141,7 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
 def test_a_job_that_loses_all_of_its_nodes_was_started(site: Site, tmp_path: Path) -> None:
     """A cluster may have one worker. What its rank said through mpirun outlives it."""
     gone = tmp_path / "gone"
-    cut = f"[ ! -e {gone} ] || {{ kill $! 2>/dev/null; : >{gone}-$1; exit 255; }}"
+    cut = f"[ ! -e {gone} ] || {{ kill $! 2>/dev/null; : >{gone}-$1; {AWAY}; }}"
     look = f"while {cut}; kill -0 $! 2>/dev/null; do sleep 0.02; done"
     site.connect(f'exec 3<&0; (eval "$2") <&3 3<&- & {look}; wait $!')
     # mpirun gives up when they are gone, as it would, and not before.
@@ -553,7 +557,7 @@ def test_no_attempt_starts_on_a_node_that_does_not_answer(site: Site, tmp_path: 
     lost = tmp_path / "lost"
     cut = f"[ ! -e {lost} ] || {{ kill $!; exit 255; }}; sleep 0.02"
     site.connect(
-        f'[ "$1" = worker-2 ] || {{ eval "$2"; exit; }}\n[ ! -e {lost} ] || exit 255\n'
+        f'[ "$1" = worker-2 ] || {{ eval "$2"; exit; }}\n[ ! -e {lost} ] || {{ {AWAY}; }}\n'
         f'exec 3<&0; (eval "$2") <&3 &\nwhile kill -0 $! 2>/dev/null; do {cut}; done; wait $!'
     )
     job = site.ended(site.submit(1, "exit 5", f": >{lost}; rank 0", retries=3))
