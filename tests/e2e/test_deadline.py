@@ -13,10 +13,22 @@ from tests.e2e.conftest import MakeCli
 
 pytestmark = pytest.mark.sshd
 
+SAVES = """#!/bin/sh
+trap 'echo saved at $(date +%s); kill $!; exit 0' TERM
+sleep 300 & wait
+"""
 
-def test_a_cluster_goes_at_its_time(make_cli: MakeCli) -> None:
+
+def test_a_cluster_goes_at_its_time_and_ranks_are_told_before(
+    make_cli: MakeCli, tmp_path: Path
+) -> None:
+    """Once, and all of them."""
+    program = tmp_path / "save" / "saves.sh"
+    program.parent.mkdir()
+    program.write_text(SAVES)
+    program.chmod(0o755)
     cli = make_cli()
-    up = cli("up", "--ttl", "1h", "--workers", "1")
+    up = cli("up", "--ttl", "1h")
     assert "ends " in up.err
     traces = Traces.of(cli)
     status = cli.json("status")
@@ -25,33 +37,15 @@ def test_a_cluster_goes_at_its_time(make_cli: MakeCli) -> None:
     assert 3500 < first - time.time() <= 3600
 
     # Up again does not move it, extend does; both find the same process waiting.
-    cli("up", "--workers", "1")
+    cli("up")
     assert cli.json("status")["deadline"] == first
-    cli("extend", "--ttl", "2s", "--yes")
-    wait_for(lambda: not cli.json("list")["clusters"], 30, "it outlives its deadline")
-    assert traces.left() == []
-
-
-SAVES = """#!/bin/sh
-trap 'echo saved at $(date +%s); kill $!; exit 0' TERM
-sleep 300 & wait
-"""
-
-
-def test_ranks_are_told_before(make_cli: MakeCli, tmp_path: Path) -> None:
-    """Once, and all of them."""
-    program = tmp_path / "save" / "saves.sh"
-    program.parent.mkdir()
-    program.write_text(SAVES)
-    program.chmod(0o755)
-    cli = make_cli()
-    cli("up", "--workers", "2")
     job = cli.json("run", "--detach", str(program))["id"]
     wait_for(lambda: "running" in cli("jobs").out, 30, "it does not run")
     cli("extend", "--ttl", "40s", "--yes")
     at = cli.json("status")["deadline"]
     time.sleep(max(0.0, at - time.time()))  # a look costs more than to wait
     wait_for(lambda: not cli.json("list")["clusters"], 60, "it outlives its deadline")
+    assert traces.left() == []
     said = cli("logs", str(job)).out
     moments = [int(found) for found in re.findall(r"saved at (\d+)", said)]
     assert len(moments) == 2, said
