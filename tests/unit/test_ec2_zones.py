@@ -665,7 +665,7 @@ def test_what_terraform_does_to_each_machine_is_told_once() -> None:
         address = 'aws_instance.this["worker-1"]'
         show(ResourceChange(address=address, action="create", state=state, id="i-1"))
         seen += [one.phase for one in nodes.look().nodes]
-    assert told == ["worker-1: i-1 is running after 0 s"]
+    assert told == ["worker-1: starts", "worker-1: i-1 is running after 0 s"]
     assert seen == [progress.REQUESTED, progress.BOOTING]
 
 

@@ -441,7 +441,7 @@ def find_node(address: str) -> str:
 def make_reporter(
     report: Reporter, nodes: NodePhases | None = None
 ) -> Callable[[terraform_folder.Event], None]:
-    """Says what has happened to each machine, and that the rest is made, in one line each. `nodes`
+    """Says what happens to each machine, and that the rest is made, in one line each. `nodes`
     is told which machines run."""
 
     def show(event: terraform_folder.Event) -> None:
@@ -451,7 +451,9 @@ def make_reporter(
         if nodes and machine and what == ("create", "complete"):
             nodes.enter([machine], BOOTING)
         words = {
+            ("create", "start"): "starts" if machine else "",
             ("create", "complete"): f"{event.id} is running" if machine else "made",
+            ("delete", "start"): "ends" if machine else "",
             ("delete", "complete"): "gone",
             ("update", "complete"): "changed",
         }.get(what, "failed" if event.state == "errored" else "")
