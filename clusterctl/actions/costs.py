@@ -80,7 +80,7 @@ def report_failure(cluster: Cluster, report: Reporter, what: str) -> Iterator[No
 
 
 # -------------------------------------------------------------------------------------------------
-# Workers that have ended because nobody used them (templates/node/idle.sh.j2), as AWS and the
+# Workers that have ended because nobody used them (clusterctl/agent/idle.py), as AWS and the
 # launcher report them. The nodes decide that on their own, so the record does not have it.
 
 

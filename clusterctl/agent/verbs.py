@@ -165,6 +165,7 @@ VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     "hand": "resume.send",
     "hand_in": _hand_in,
     "heed": "ranks.heed",
+    "idle": "idle.watch",
     "linger": "ranks.linger",
     "link": _link,
     "list": _list,

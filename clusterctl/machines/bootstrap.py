@@ -6,10 +6,11 @@ The script runs the steps, then answers a list of questions; the answers become 
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -242,34 +243,22 @@ def locate_folder(node: Node) -> str:
     return f"{node.root}/idle"
 
 
-def render_agent(
-    node: Node, nodes: Iterable[Node], limit: float, containers: int, proc: str = "/proc"
-) -> str:
-    """`limit`: seconds. `containers`: how many containers of ours run on each machine."""
-    workers = [other for other in nodes if other.role is Role.WORKER]
-    return assets.render(
-        "node/idle.sh.j2",
-        root=node.root,
-        dir=locate_folder(node),
-        limit=int(limit),
-        workers=workers if node.role is Role.LAUNCHER else (),
-        containers=containers,
-        proc=proc,
-        end=END,
-    )
-
-
 def build_values(
     node: Node, nodes: Sequence[Node], limit: float, containers: int
 ) -> dict[str, object]:
-    """Of the step that starts the agent, or with `limit` 0 stops it."""
-    agent = render_agent(node, nodes, limit, containers) if limit else ""
+    """Of the step that starts the agent (clusterctl/agent/idle.py), or with `limit` 0 stops it.
+    `limit`: seconds; `containers`: how many containers of ours run on each machine."""
+    leads = node.role is Role.LAUNCHER
+    workers = {o.name: o.root for o in nodes if leads and o.role is Role.WORKER}
+    settings = {"limit": limit, "containers": containers, "end": END, "workers": workers}
+    text = json.dumps(settings)
     return {
         "limit": limit,
-        "agent": agent,
-        "digest": hashlib.sha256(agent.encode()).hexdigest(),
+        "settings": text,
+        "digest": hashlib.sha256(text.encode()).hexdigest(),
         "dir": locate_folder(node),
-        "file": f"{locate_folder(node)}/agent.sh",
+        "file": f"{locate_folder(node)}/settings.json",
+        "agents": f"{node.root}/agent",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 from clusterctl.actions.common import Connected
 from clusterctl.actions.jobs import Fetched, fetch_from
 from clusterctl.actions.outputs import save_logs
+from clusterctl.agent import messages
+from clusterctl.agent.idle import SETTINGS, IdleSettings, IdleWatch
 from clusterctl.batch import direct
 from clusterctl.core.model import Charge, CloudSpec, Cluster, Node, Phase, Reporter, Role, Thing
 from clusterctl.core.text import format_time
@@ -35,16 +38,13 @@ class Machine:
     """A node with a process table of its own, whose sessions to workers are answered by a script
     (`answers`), and whose shutdown leaves a mark."""
 
-    def __init__(self, folder: Path, name: str = "worker-1") -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.root, self.proc = folder, folder / "root", folder / "proc"
-        role = Role.LAUNCHER if name == "launcher" else Role.WORKER
-        self.node = node(name, role=role, root=str(self.root))
+        self.watch = IdleWatch(str(self.root), str(self.proc))
         (self.root / "jobs").mkdir(parents=True)
         (self.root / "idle").mkdir()
         (self.root / "bin").mkdir()
         self.proc.mkdir()
-        (folder / "sudo").write_text(f"#!/bin/sh\ntouch {folder}/ended\n")
-        (folder / "sudo").chmod(0o755)
         self.says("exit 255")
 
     def says(self, script: str) -> None:
@@ -76,16 +76,8 @@ class Machine:
     def turn(self, up: float, workers: tuple[Node, ...] = (), containers: int = 0) -> int:
         """Looks once, so many seconds after boot; returns for how long nobody has used it."""
         (self.proc / "uptime").write_text(f"{up} 1.0\n")
-        agent = bootstrap.render_agent(self.node, workers, LIMIT, containers, str(self.proc))
-        done = subprocess.run(
-            ["/bin/sh", "-s", "turn"],
-            input=agent,
-            env={"PATH": f"{self.folder}:/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+        roots = {worker.name: worker.root for worker in workers}
+        self.watch.look(IdleSettings(LIMIT, containers, f"touch {self.folder}/ended", roots))
         now, last = (self.root / "idle" / "seen").read_text().split()
         return int(now) - int(last)
 
@@ -128,7 +120,7 @@ def machine(tmp_path: Path) -> Machine:
 @pytest.fixture
 def launcher(tmp_path: Path) -> Machine:
     """`worker-1` and `worker-2` have been idle for as long as the files of that name say."""
-    made = Machine(tmp_path, "launcher")
+    made = Machine(tmp_path)
     made.says(
         f"""[ -s {tmp_path}/$1 ] || exit 255
 case $2 in
@@ -140,6 +132,16 @@ esac"""
 
 
 WORKERS = (node("worker-1"), node("worker-2"))
+
+
+@pytest.mark.parametrize("role", [Role.LAUNCHER, Role.WORKER])
+def test_a_node_is_told_what_its_agent_reads(role: Role) -> None:
+    made = node("one", role=role, root="/its root")
+    values = bootstrap.build_values(made, (made, *WORKERS), 3600.0, 1)
+    settings = messages.read(IdleSettings, json.loads(str(values["settings"])))
+    others = {worker.name: worker.root for worker in WORKERS} if role is Role.LAUNCHER else {}
+    assert settings == IdleSettings(3600.0, 1, bootstrap.END, others)
+    assert values["file"] == f"/its root/idle/{SETTINGS}"
 
 
 @rows("process, used", "idle.what_uses_a_node")
@@ -226,13 +228,14 @@ def test_only_a_worker_that_has_gone_silent_has_ended(launcher: Machine) -> None
     assert launcher.report.ended == {}
 
 
-def test_a_clock_that_is_set_back_keeps_no_worker(launcher: Machine) -> None:
+def test_a_clock_that_is_set_back_keeps_no_worker(
+    launcher: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that was in use when it was to end is asked again as soon as it is unused."""
     launcher.idle()
     launcher.find_idle()
-    date = launcher.folder / "date"
-    date.write_text('#!/bin/sh\necho "$(($(/bin/date "$@") - 3600))"\n')
-    date.chmod(0o755)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
     launcher.turn(140 + LIMIT, WORKERS)
     assert launcher.told == ["worker-1", "worker-1"]
 

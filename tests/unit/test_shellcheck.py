@@ -100,8 +100,6 @@ RENDERED: dict[str, Callable[[], str]] = {
     "put a folder": lambda: copy_script("put_folder", mode="755"),
     "get": lambda: copy_script("get", had=0, digest=""),
     "get-rest": lambda: copy_script("get", had=5, digest="0" * 64),
-    "idle, launcher": lambda: bootstrap.render_agent(*LAUNCHER_AND_WORKERS, 3600.0, 1),
-    "idle, worker": lambda: bootstrap.render_agent(node(), (), 3600.0, 1),
     "deadline": lambda: deadlines.render_agent(root="/tmp/it's a root", end="poweroff", spot=True),
     "deadline, on demand": lambda: deadlines.render_agent(root="/r", end=":", metadata=True),
 }

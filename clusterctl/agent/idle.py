@@ -1,0 +1,207 @@
+"""Ends the workers of an unused cluster. Every node measures how long it has been idle. When that
+is the limit on all nodes, the launcher copies the logs and outputs of all jobs to its disk, and
+ends the workers.
+
+In the folder `idle` of the node's root: `seen` has UP LAST, the times of the last look and of the
+last use, in seconds since boot. `end` requests a worker to end; it does so if its own measurement
+says idle, too. On the launcher, by its clock: `report` with lines `ended NODE TIME` and `kept NODE
+TIME`, and `told` with NODE TIME of workers that were just requested to end.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set
+
+from . import messages, processes
+
+SETTINGS = "settings.json"
+"""In that folder: IdleSettings."""
+LOOK = 10.0
+"""Seconds between two looks."""
+AGAIN, LATER = 30, 600
+"""Seconds after which the launcher asks its workers again; where that is of no use soon."""
+STALE = 60
+"""Seconds after which a measurement says that its agent is dead."""
+ENDING = 300
+"""Seconds for which a worker that was requested to end is left alone."""
+AT_ONCE = 16
+"""Workers that are asked at a time."""
+OURS = "clusterctl-idle"
+"""In the command line of the shell of each session that is ours."""
+ALWAYS = re.compile(
+    r"sshd|sshd-session|sshd-auth|systemd|[(]sd-pam[)]?|dbus-daemon|ssh-agent|gpg-agent"
+)
+"""What runs for a person who does nothing."""
+RESERVED = range(60000, 65536)
+"""Users of systemd."""
+
+
+class IdleSettings(NamedTuple):
+    """`limit`: seconds; `containers`: how many of ours run here; `end`: sh that ends the machine;
+    `workers`: the root of each, of a launcher."""
+
+    limit: float
+    containers: int
+    end: str
+    workers: Dict[str, str]
+
+
+class IdleWatch:
+    """Of the node with that root."""
+
+    def __init__(self, root: str, proc: str = "/proc") -> None:
+        self._root, self._proc, self._folder = root, proc, os.path.join(root, "idle")
+        self._last: Optional[int] = None
+        self._changed = 0
+        self._up = self._next = 0
+        self._told: Dict[str, float] = {}
+
+    def look(self, settings: IdleSettings) -> None:
+        idle = self._measure(settings.containers)
+        if settings.workers:
+            if idle >= settings.limit and self._up >= self._next:
+                self._lead(settings)
+        elif os.path.exists(self._locate("end")):
+            os.unlink(self._locate("end"))
+            if idle >= settings.limit:
+                subprocess.call(["/bin/sh", "-c", settings.end], stdin=subprocess.DEVNULL)
+
+    def _locate(self, name: str) -> str:
+        return os.path.join(self._folder, name)
+
+    # ------------------------------------------------------------------------------- each node
+
+    def _measure(self, containers: int) -> int:
+        """Seconds for which nobody has used it."""
+        self._up = int(float(processes.read_text(os.path.join(self._proc, "uptime")).split()[0]))
+        changed = os.stat(os.path.join(self._root, "jobs")).st_mtime_ns
+        if self._last is None or changed != self._changed or self._is_used(containers):
+            self._last, self._changed = self._up, changed
+        processes.write(self._locate("seen"), f"{self._up} {self._last}\n")
+        return self._up - self._last
+
+    def _is_used(self, containers: int) -> bool:
+        """Whether a user's program runs here: of a job, of a log-in, or one left running."""
+        ours: Set[int] = {os.getsid(0)}
+        pids = [int(name) for name in os.listdir(self._proc) if name.isdigit()]
+        for pid in pids:
+            if OURS.encode() in processes.read(os.path.join(self._proc, str(pid), "cmdline")):
+                ours.add(pid)
+        found = 0
+        for pid in pids:
+            place = os.path.join(self._proc, str(pid))
+            head, _, rest = processes.read_text(os.path.join(place, "stat")).rpartition(")")
+            name, words = head.partition("(")[2], rest.split()
+            if not words or words[0] in "ZX":
+                continue
+            found += name.startswith("containerd-shim")
+            status = processes.read_text(os.path.join(place, "status"))
+            user = re.search(r"^Uid:\s*(\d+)", status, re.MULTILINE)
+            # Services have what systemd reserves; people of a directory (LDAP, SSSD) are beyond it.
+            theirs = user and int(user.group(1)) >= 1000 and int(user.group(1)) not in RESERVED
+            if theirs and int(words[3]) not in ours and not ALWAYS.fullmatch(name):
+                return True
+        return found > containers
+
+    # ---------------------------------------------------------------------------- the launcher
+
+    def _lead(self, settings: IdleSettings) -> None:
+        self._next = self._up + AGAIN
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            names, roots = zip(*settings.workers.items())
+            answers = dict(zip(names, pool.map(self._ask, names, roots)))
+        report = self._conclude(answers)
+        silent = [name for name, idle in answers.items() if idle is None]
+        if len(silent) == len(answers):
+            self._next = self._up + LATER  # nobody is left to end
+        used = any(idle < settings.limit for idle in answers.values() if idle is not None)
+        ready = sorted(answers.keys() - silent - self._told.keys())
+        if used or not ready:
+            return
+        kept = self._save(ready)
+        if self._measure(settings.containers) < settings.limit:
+            return
+        report["kept"] = {name: time.time() for name in ready if name in kept}
+        if report["kept"]:
+            self._next = self._up + LATER
+        self._write(report)
+        for name in [name for name in ready if name not in kept]:
+            self._told[name] = time.time()
+            self._write(report)
+            self._run(name, f": >{shlex.quote(settings.workers[name])}/idle/end")
+
+    def _ask(self, name: str, root: str) -> Optional[int]:
+        """For how many seconds that worker has been idle, by its own measurement; 0: nobody has
+        measured it. None: it does not answer."""
+        words = self._run(name, f"cat {shlex.quote(root)}/idle/seen; cat /proc/uptime").split()
+        with contextlib.suppress(ValueError):
+            seen, last, up, _ = words
+            if float(up) - int(seen) <= STALE:
+                return int(float(up)) - int(last)
+        return 0 if words else None
+
+    def _run(self, name: str, command: str) -> str:
+        agent, null = os.path.join(self._root, "bin", "clusterctl-ssh"), subprocess.DEVNULL
+        words = [agent, name, f": {OURS}; {command}; exit"]
+        said = subprocess.run(words, stdin=null, stdout=subprocess.PIPE, stderr=null, check=False)
+        return processes.decode(said.stdout)
+
+    def _conclude(self, answers: Dict[str, Optional[int]]) -> Dict[str, Dict[str, float]]:
+        """Workers that were requested to end, and no longer answer, have ended. Those that still
+        answer are about to end, or have found that they are in use. What is reported then."""
+        report: Dict[str, Dict[str, float]] = {"ended": {}, "kept": {}}
+        for line in processes.read_text(self._locate("report")).splitlines():
+            word, name, when = line.split()
+            report[word][name] = float(when)
+        ended = {**report["ended"], **self._told}
+        gone = [name for name, idle in answers.items() if idle is None]
+        report["ended"] = {name: ended[name] for name in gone if name in ended}
+        report["kept"] = {n: when for n, when in report["kept"].items() if n not in gone}
+        now = time.time()  # a time to come is of a clock that has been set back
+        told = {name: when for name, when in self._told.items() if 0 <= now - when < ENDING}
+        self._told = {name: when for name, when in told.items() if name not in gone}
+        self._write(report)
+        return report
+
+    def _write(self, report: Dict[str, Dict[str, float]]) -> None:
+        lines = [
+            f"{word} {name} {when:.0f}\n"
+            for word, times in report.items()
+            for name, when in sorted(times.items())
+        ]
+        processes.write(self._locate("report"), "".join(lines))
+        told = [f"{name} {when:.0f}\n" for name, when in self._told.items()]
+        processes.write(self._locate("told"), "".join(told))
+
+    def _save(self, names: Sequence[str]) -> List[str]:
+        """Those whose files could not all be copied here."""
+        kept: List[str] = []
+        for plan in glob.glob(os.path.join(glob.escape(self._root), "jobs", "[0-9]*", "plan.json")):
+            words = ["/bin/sh", os.path.join(os.path.dirname(plan), "agent.sh"), "save", *names]
+            null = subprocess.DEVNULL
+            said = subprocess.run(
+                words, stdin=null, stdout=subprocess.PIPE, stderr=null, check=False
+            )
+            kept += names if said.returncode else processes.decode(said.stdout).split()
+        return kept
+
+
+def watch(root: str) -> None:
+    """For ever."""
+    found = IdleWatch(root)
+    folder = os.path.join(root, "idle")
+    with open(os.path.join(folder, SETTINGS)) as file:
+        settings = messages.read(IdleSettings, json.load(file))
+    for name in ("end", "told"):
+        processes.remove(os.path.join(folder, name))
+    while True:
+        with contextlib.suppress(OSError, ValueError, LookupError):  # the next look may do better
+            found.look(settings)
+        time.sleep(LOOK)
