@@ -17,7 +17,7 @@ import shlex
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from . import messages, processes
 
@@ -56,7 +56,10 @@ class IdleSettings(NamedTuple):
 class IdleWatch:
     """Of the node with that root."""
 
-    def __init__(self, root: str, proc: str = "/proc") -> None:
+    def __init__(
+        self, root: str, proc: str = "/proc", clock: Callable[[], float] = time.time
+    ) -> None:
+        self._clock = clock
         self._root, self._proc, self._folder = root, proc, os.path.join(root, "idle")
         self._last: Optional[int] = None
         self._changed = 0
@@ -128,12 +131,12 @@ class IdleWatch:
         kept = self._save(ready)
         if self._measure(settings.containers) < settings.limit:
             return
-        report["kept"] = {name: time.time() for name in ready if name in kept}
+        report["kept"] = {name: self._clock() for name in ready if name in kept}
         if report["kept"]:
             self._next = self._up + LATER
         self._write(report)
         for name in [name for name in ready if name not in kept]:
-            self._told[name] = time.time()
+            self._told[name] = self._clock()
             self._write(report)
             self._run(name, f": >{shlex.quote(settings.workers[name])}/idle/end")
 
@@ -164,7 +167,7 @@ class IdleWatch:
         gone = [name for name, idle in answers.items() if idle is None]
         report["ended"] = {name: ended[name] for name in gone if name in ended}
         report["kept"] = {n: when for n, when in report["kept"].items() if n not in gone}
-        now = time.time()  # a time to come is of a clock that has been set back
+        now = self._clock()  # a time to come is of a clock that has been set back
         told = {name: when for name, when in self._told.items() if 0 <= now - when < ENDING}
         self._told = {name: when for name, when in told.items() if name not in gone}
         self._write(report)
