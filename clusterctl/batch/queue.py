@@ -62,6 +62,15 @@ def check_value(name: str, text: str) -> str:
     return text
 
 
+def list_arguments(spec: JobSpec, name: str) -> list[str]:
+    """Options of the system itself, each with its value, as directives have them."""
+    lines = spec.native.get(name, "").splitlines()
+    for line in lines:
+        if not line.startswith("-"):
+            raise UsageError(f"--{name} {line}: it begins with no dash", hint=f"--{name} '-x 1'")
+    return lines
+
+
 def make_job_name(spec: JobSpec, number: int) -> str:
     """As asked for; else the program's name and the job's number, in letters that every queue
     takes."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from clusterctl.agent import queues
-from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
+from clusterctl.batch.queue import (
+    QueueSystem,
+    check_value,
+    choose_lead,
+    list_arguments,
+    make_job_name,
+)
 from clusterctl.core.job import JobSpec, JobState
 from clusterctl.core.model import Cluster
 from clusterctl.core.sweep import parse_concurrency
@@ -59,6 +66,8 @@ OPTIONS: Sequence[tuple[str, str, Callable[[str], str]]] = (
     ("mail-user", "-M ", partial(check_value, "--mail-user")),
 )
 """What `run` passes on, Grid Engine's word for it, and what checks and renders its value."""
+
+ARGUMENT = "qsub-arg"
 
 GONE: dict[str, JobState] = {
     "CANCELLED": JobState.CANCELLED,
@@ -114,7 +123,7 @@ class Sge(QueueSystem):
         return [*lines, *_list_native(spec)]
 
     def list_options(self, spec: JobSpec) -> list[str]:
-        words = " ".join(_list_native(spec)).split()
+        words = shlex.split("\n".join(_list_native(spec)))
         if name := spec.native.get("job-name"):
             words += ["-N", name]
         return [*words, "-v", ",".join(spec.env)] if spec.env else words
@@ -147,7 +156,8 @@ class Sge(QueueSystem):
 
 def _list_native(spec: JobSpec) -> list[str]:
     native = spec.native
-    return [f"{word}{render(native[name])}" for name, word, render in OPTIONS if name in native]
+    known = [f"{word}{render(native[name])}" for name, word, render in OPTIONS if name in native]
+    return [*known, *list_arguments(spec, ARGUMENT)]
 
 
 def find_time_limit(spec: JobSpec) -> int:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from signal import Signals
 
 from clusterctl.agent import queues
-from clusterctl.batch.queue import QueueSystem, check_value, choose_lead, make_job_name
+from clusterctl.batch.queue import (
+    QueueSystem,
+    check_value,
+    choose_lead,
+    list_arguments,
+    make_job_name,
+)
 from clusterctl.core.job import JobSpec, JobState
 from clusterctl.core.model import Cluster
 from clusterctl.core.sweep import parse_concurrency
@@ -23,6 +30,7 @@ SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?([A-Z]+\d?|\d+)(?:@(\d+))?", re.I | re.
 TAKEN = ("USR1", "TERM")
 """Its signals that may stand for a warning, on which ranks get SIGTERM."""
 UNCAUGHT = ("KILL", "STOP")
+ARGUMENT = "sbatch-arg"
 
 QUEUE: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -92,7 +100,7 @@ class Slurm(QueueSystem):
 
     def check(self, spec: JobSpec) -> None:
         for name, text in spec.native.items():
-            if text:
+            if text and name != ARGUMENT:
                 check_value(f"--{name}", text)
         if "mpi" in spec.native and spec.launcher == "mpirun":
             raise UsageError(
@@ -144,17 +152,21 @@ class Slurm(QueueSystem):
         ]
         lines += _list_array(spec) if spec.is_sweep else list_size(spec)
         for option, text in spec.native.items():
-            if option in ("job-name", "mpi", "requeue", "signal"):
+            if option in ("job-name", "mpi", "requeue", "signal", ARGUMENT):
                 continue
             value = f"={check_value(f'--{option}', text)}" if text else ""
             lines.append(f"--{option}{value}")
+        lines += list_arguments(spec, ARGUMENT)
         lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
         lines.append(f"--signal=B:USR1@{self.read_notice(spec) or choose_lead(spec)}")
         return lines
 
     def list_options(self, spec: JobSpec) -> list[str]:
-        given = [f"--{name}={text}" if text else f"--{name}" for name, text in spec.native.items()]
-        return [*list_size(spec), *given]
+        words = list_size(spec)
+        for name, text in spec.native.items():
+            if name != ARGUMENT:
+                words.append(f"--{name}={text}" if text else f"--{name}")
+        return [*words, *shlex.split("\n".join(list_arguments(spec, ARGUMENT)))]
 
     def read_notice(self, spec: JobSpec) -> int:
         return read_signal(spec)[1]

@@ -410,10 +410,14 @@ def explain(error: BaseException, arguments: list[str]) -> tuple[str, str]:
         if not isinstance(command, Command) and option in Common.spellings():
             return f"{option} stands before the command", "write options after it"
         own = command.verb.spellings() if isinstance(command, Command) else {}
-        meant = {"-n": "--workers", **batch_systems.SHORT}.get(option)
+        short = batch_systems.suggest_short(option) if "--mail-type" in own else ""
+        if "--mail-type" in own:
+            hint += f"; an option of the site itself goes into {batch_systems.ARGUMENTS}"
         others = getattr(error, "possibilities", None) or ()
-        close = [meant] if meant in own else get_close_matches(option, others, n=1)
-        return f"unknown option {option}", f"did you mean {close[0]}?" if close else hint
+        close = get_close_matches(option, others, n=1)
+        meant = "--workers" if option == "-n" and "--workers" in own else "".join(close)
+        found = short or meant
+        return f"unknown option {option}", f"did you mean {found}?" if found else hint
     message = str(getattr(error, "message", error))
     if kind == "BadOptionUsage" and "does not take" in message:
         return f"option {option} takes no value", hint
@@ -465,6 +469,10 @@ def execute(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     _refuse_bytes(arguments)
+    if arguments[:1] == ["run"]:
+        given, instead = batch_systems.find_misread(arguments[1:], VERBS["run"].spellings())
+        if given:
+            raise UsageError(f"{given} is no option of `run`", hint=instead)
     command = make_command()
     if "_CLUSTERCTL_COMPLETE" in os.environ:
         command.main(args=arguments, prog_name="clusterctl")

@@ -30,6 +30,11 @@ class BatchOptions:
     """Those of its options that say how many ranks there are."""
     short: Mapping[str, str] = field(default_factory=dict)
     """Short options that its users know and `run` does not have, and what to write."""
+    misread: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Short options of `run` that mean something else there: the pattern of a value that shows that
+    it was meant, and what to write; "": any option of the site's."""
+    long: tuple[str, ...] = ()
+    """Options of several letters behind one dash, which `run` would take for several options."""
     slots: str = ""
     """How to ask for slots, where those are allocated, not nodes."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
@@ -39,6 +44,9 @@ class BatchOptions:
 def _read_slots(words: list[str], option: str) -> str:
     return f"{words[0]} {at_least_one(words[1], option)}"
 
+
+_any_option = partial(texts, help="", metavar="ARG")
+"""For what has no name here, with its value: `--sbatch-arg --licenses=x`."""
 
 BATCH_SYSTEMS = {
     "slurm": BatchOptions(
@@ -50,9 +58,15 @@ BATCH_SYSTEMS = {
             **{"--reservation": text, "--exclusive": flag, "--mpi": text, "--cpus-per-task": text},
             **dict.fromkeys(("--gpus", "--gpus-per-node", "--mem", "--mem-per-cpu"), text),
             **dict.fromkeys(("--partition", "--signal"), text),
+            "--sbatch-arg": _any_option,
         },
         limits={"--mpi": kinds.SRUN, "--signal": kinds.SUPERVISED},
-        short={"-N": "--nodes", "-p": "--partition", "-t": "--time"},
+        short={
+            **{"-A": "--account", "-C": "--constraint", "-G": "--gpus", "-J": "--job-name"},
+            **{"-N": "--nodes", "-p": "--partition", "-t": "--time", "-w": "--nodelist"},
+            **{"-a": "--array", "-x": "--exclude"},
+        },
+        misread={"-c": (r"\d+", "--cpus-per-task"), "-d": (r"(after|singleton)\w*.*", "")},
     ),
     "sge": BatchOptions(
         title="Grid Engine",
@@ -61,8 +75,13 @@ BATCH_SYSTEMS = {
             "-pe": partial(Option, metavar="NAME SLOTS", empty="", words=2, check=_read_slots),
             "-l": partial(texts, help="", metavar="NAME=VALUE"),
             **dict.fromkeys(("--queue", "--project"), text),
+            "--qsub-arg": _any_option,
         },
         sizes=("-pe",),
+        short={"-A": "--account", "-M": "--mail-user", "-N": "--job-name", "-P": "--project"}
+        | {"-r": "--requeue", "-t": "--array"},
+        misread={"-m": (r"[abens]+", "--mail-type"), "-q": (r"[\w.]+\.q(@\S+)?", "--queue")},
+        long=("-cwd", "-hold_jid", "-masterq", "-now", "-notify", "-soft", "-hard", "-wd", "-ac"),
         slots="request slots with -pe NAME SLOTS",
     ),
 }

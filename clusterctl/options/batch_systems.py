@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,7 +21,6 @@ def _join_titles(names: tuple[str, ...], last: str = "and") -> str:
 ALL = tuple(BATCH_SYSTEMS)
 FLAGS = {f"--{name}": name for name in BATCH_SYSTEMS}
 """Of `attach`, with the batch system of each."""
-SHORT = {word: flag for row in BATCH_SYSTEMS.values() for word, flag in row.short.items()}
 SIZES = tuple(flag for row in BATCH_SYSTEMS.values() for flag in row.sizes)
 _SLOTS = {name: row.slots for name, row in BATCH_SYSTEMS.items() if row.slots}
 
@@ -65,3 +67,46 @@ PASSED: tuple[Option[Any], ...] = (
     *[kind(word, _GROUPS[word]) for word, kind in _KINDS.items()],
 )
 """Options of `run` that go to the batch system as they are."""
+
+
+# -------------------------------------------------------------------------------------------------
+# What somebody types who knows a batch system's own command.
+
+
+def _name_argument(row: Any, words: str) -> str:
+    return f"--{row.emits}-arg '{words}' ({row.title})"
+
+
+ARGUMENTS = " or ".join(f"--{row.emits}-arg" for row in BATCH_SYSTEMS.values())
+
+
+def suggest_short(word: str) -> str:
+    """What to write for a short option that `run` does not have; "" if no system has it."""
+    found: dict[str, list[str]] = {}
+    for row in BATCH_SYSTEMS.values():
+        if flag := row.short.get(word):
+            found.setdefault(flag, []).append(row.title)
+    return " or ".join(f"{flag} ({', '.join(titles)})" for flag, titles in found.items())
+
+
+def find_misread(words: Sequence[str], own: Mapping[str, Option[Any]]) -> tuple[str, str]:
+    """Of a command line of `run`, the words before SCRIPT that would be read as options of ours,
+    `own`, but are a batch system's, and what to write; "", "" if there are none."""
+    behind = 0
+    for place, word in enumerate(words):
+        if behind:
+            behind -= 1
+            continue
+        if not word.startswith("-") or word == "--":
+            break
+        value = words[place + 1] if place + 1 < len(words) else ""
+        for row in BATCH_SYSTEMS.values():
+            if word in row.long:
+                return word, _name_argument(row, word)
+            pattern, instead = row.misread.get(word, ("", ""))
+            if pattern and re.fullmatch(pattern, value) and not os.path.exists(value):
+                given = f"{word} {value}"
+                return given, f"{instead} {value}" if instead else _name_argument(row, given)
+        option = own.get(word)
+        behind = option.words if option and not option.is_flag else 0
+    return "", ""

@@ -528,10 +528,12 @@ class Run(Started, heading=JOBS, module="run"):
             for key, option in self.options().items()
             if option.group.native and self.values[key]
         }
-        return {
-            name: "" if value is True else ",".join(value) if isinstance(value, tuple) else value
-            for name, value in given.items()
-        }
+        found = {}
+        for name, value in given.items():
+            if isinstance(value, tuple):
+                value = ("\n" if name.endswith("-arg") else ",").join(value)
+            found[name] = "" if value is True else value
+        return found
 
 
 def copy_options(

@@ -26,7 +26,9 @@ def test_a_script_runs_in_its_folder_with_its_arguments(cli: Cli, site: Site) ->
     lines = {"slurm": ["--nodes=2", "--output=%x-%j.txt"], "sge": ["-cwd", "-pe mpi 2", "-j y"]}
     write(cli, site, "job.sh", lines, 'echo "given: $* $MINE"; pwd; echo made >here; exit 7')
     before = sorted(path.name for path in cli.folder.iterdir())
-    done = cli("run", "-e", "MINE=x y", "--job-name", "mine", "job.sh", "a b", "c", code=7)
+    more = {"slurm": ("--sbatch-arg", "--comment='a b'"), "sge": ("--qsub-arg", "-ac note=x")}
+    words = ("-e", "MINE=x y", "--job-name", "mine", *more[site.system], "job.sh", "a b", "c")
+    done = cli("run", *words, code=7)
     assert done.of(0) == ["given: a b c x y", str(cli.folder.resolve())]
     left = sorted({path.name for path in cli.folder.iterdir()} - {*before})
     assert left[0] == "here"

@@ -110,5 +110,5 @@ def test_its_options_and_those_of_others_are_held_apart(
     complaints = refused[0][2]
     assert "--constraint works only with Slurm" in complaints
     assert "--gres works only with Slurm" in complaints
-    assert "did you mean --time?" in complaints
+    assert "--time (OAR)" in complaints
     assert "specify --hosts, --slurm, --sge or --oar" in complaints

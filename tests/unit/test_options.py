@@ -165,3 +165,24 @@ def test_a_full_disk_behind_the_output_is_no_bug() -> None:
 def test_where_options_of_batch_systems_work(option: str, works: str, fails: str) -> None:
     assert find_limit("run", option, works.split()) is None
     assert find_limit("run", option, fails.split()) is not None
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("-c 8", "--cpus-per-task 8"),
+        ("-m bea", "--mail-type bea"),
+        ("-q all.q", "--queue all.q"),
+        ("-d afterok:3", "--sbatch-arg '-d afterok:3'"),
+        ("-cwd", "--qsub-arg '-cwd'"),
+        ("-N 2", "--nodes (Slurm) or --job-name (Grid Engine)"),
+        ("-t 10", "--time (Slurm) or --array (Grid Engine)"),
+        ("-A lab", "--account (Slurm, Grid Engine)"),
+        ("-V", "--qsub-arg"),
+        ("--licenses=x", "--sbatch-arg"),
+    ],
+)
+def test_options_of_sites_are_not_taken_for_ours(typed: str, meant: str, call: Call) -> None:
+    said = call("run", "--dry-run", *typed.split(), "train.py")
+    assert said.code == 2
+    assert meant in said.err
