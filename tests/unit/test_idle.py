@@ -15,10 +15,11 @@ import pytest
 
 from clusterctl.actions.common import Connected
 from clusterctl.actions.jobs import Fetched, fetch_from
-from clusterctl.actions.outputs import save_logs
+from clusterctl.actions.outputs import find_unfetched, save_logs
 from clusterctl.agent import messages
 from clusterctl.agent.idle import SETTINGS, IdleSettings, IdleWatch
 from clusterctl.batch import direct
+from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Charge, CloudSpec, Cluster, Node, Phase, Reporter, Role, Thing
 from clusterctl.core.text import format_time
 from clusterctl.errors import ProviderError
@@ -326,6 +327,16 @@ def test_a_whole_copy_outlives_one_that_breaks_off(site: Staged, tmp_path: Path)
     assert save(site, "worker-1") == ["worker-1"]
     fetched = fetch(site, tmp_path / "got")
     assert (fetched.missing, fetched.failed) == ({}, ())
+
+
+def test_outputs_with_copies_on_the_launcher_count_once(site: Staged) -> None:
+    save(site, "worker-1", "worker-2")
+    whole = ([(7, 7 + direct.SMALL + 5)], {})
+    with site.pool() as pool:
+        at = Connected(site.store, site.where, pool, print)
+        for away in ({}, {"worker-1": "no route to host", "worker-2": "no route to host"}):
+            job = site.store.read_job(7)
+            assert find_unfetched(replace(at, away=away), [job], Deadline(20)) == whole
 
 
 def test_all_outputs_and_logs_are_on_the_launcher(site: Staged, tmp_path: Path) -> None:

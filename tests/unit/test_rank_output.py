@@ -141,6 +141,12 @@ def test_lines_that_end_as_on_windows_are_whole(printed: Printed) -> None:
     assert out.splitlines() == [b"[0] a", b"[0] b"]
 
 
+def test_the_end_of_a_bar_is_a_line_of_json_also_where_it_was_shown(printed: Printed) -> None:
+    rows = documents(printed([piece(0, BAR[2])], json=True)[0])
+    assert [row.get("progress", False) for row in rows] == [True, False]
+    assert {row["line"] for row in rows} == {"100%|##"}
+
+
 def test_a_progress_bar_as_json(printed: Printed) -> None:
     out, _ = printed(
         [piece(0, BAR[0])], [piece(0, BAR[1])], [piece(0, BAR[2] + b"\nok\n")], json=True
