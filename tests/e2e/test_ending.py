@@ -32,6 +32,7 @@ def test_ctrl_c_ends_everything(cli: Cli, cluster_id: str) -> None:
     assert of_job(cluster_id, done.job) == []
     assert done.code == 130
     assert "no processes left on 3 nodes" in done.err
+    assert done.job not in cli.status()["jobs"], "its end is not on record"
     job = cli.job(done.job)
     assert job["state"] == "cancelled"
     assert set(job["survivors"].values()) == {0}
