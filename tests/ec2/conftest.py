@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,18 +108,6 @@ class World:
         done = self.run(*words, timeout=timeout)
         assert done.code == 0, f"{words}: {done.code}\n{done.out}\n{done.err}\n{self.ec2.failures}"
         return done
-
-    def until(self, process: subprocess.Popen[str], word: str, seconds: float = 60) -> str:
-        """Reads stderr up to a line with `word`."""
-        said = []
-        assert process.stderr is not None
-        end = time.monotonic() + seconds * BUSY
-        for line in process.stderr:
-            said.append(line)
-            if word in line or time.monotonic() > end:
-                break
-        assert word in "".join(said[-1:]), f"no {word!r} in: {''.join(said)}"
-        return "".join(said)
 
     def program(self, name: str, text: str) -> str:
         """Writes one, in a folder of its own; its path."""

@@ -111,10 +111,13 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
 
     # Killed, and forgotten until EC2 does not show the machines any more, which its terraform has
     # ended meanwhile.
+    world.keep_provider(False)  # one that waits for the ends of machines
+    world.ec2.forget_calls()
     process = world.start("down", "--yes")
-    world.until(process, "ends", 60)
+    world.wait(lambda: "ec2:TerminateInstances" in world.ec2.actions, 60, "the moment")
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
+    world.keep_provider()
     world.wait(lambda: " vpc " not in "\n".join(world.ec2.left()), 90, "what terraform removes")
     world.ec2.forget_ended()
     spent = world.ok("status", "--json").document()
@@ -228,7 +231,7 @@ def list_states(api: Any) -> set[str]:
 def test_ctrl_c_lets_terraform_finish_its_step(world: World) -> None:
     world.on_the_first_day()
     process = world.start(*CPU)
-    world.until(process, "worker-1: starts", 60)
+    world.wait(lambda: world.ec2.machines, 60, "the moment")
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
