@@ -138,6 +138,11 @@ def place(request: pytest.FixtureRequest) -> Place:
     return found
 
 
+SELDOM_ON_SGE = pytest.mark.parametrize(
+    "place", [seldom(row) if row.id == "sge" else row for row in PLACES], indirect=True
+)
+"""For what tests/attach/test_sites.py tells of it in scenes of its own."""
+
 PROGRAMS = {
     "good": 'echo "rank $RANK of $WORLD_SIZE$(cat)"; echo made >"out-$RANK"',
     "bad": '[ "$RANK" = 1 ] && exit 7; exec sleep 300',
@@ -209,6 +214,7 @@ def _outputs_come_back(place: Place, number: int) -> None:
     assert sorted(Path(item["path"]).name for item in got["files"]) == ["out-0", "out-1"]
 
 
+@SELDOM_ON_SGE
 def test_a_cancelled_record_is_the_same(place: Place) -> None:
     place.cli.script("long", "#!/bin/sh\nexec sleep 300\n").chmod(0o755)
     number = place.cli.detach(*place.size, "long")
@@ -220,6 +226,7 @@ def test_a_cancelled_record_is_the_same(place: Place) -> None:
     assert not any(job["survivors"].values())
 
 
+@SELDOM_ON_SGE
 def test_a_sweep_is_the_same(place: Place) -> None:
     script = (
         '#!/bin/sh\ncat\necho "$CLUSTERCTL_ARRAY_INDEX" | tee made\n'

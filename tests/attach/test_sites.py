@@ -34,6 +34,7 @@ Its sleep may be warned first, and must not be the end of it.
 LONG = "echo started; exec sleep 300"
 
 ON_SLURM = pytest.mark.parametrize("site", SITES[:1], indirect=True)
+ON_GRID_ENGINE = pytest.mark.parametrize("site", SITES[1:], indirect=True)
 
 
 def test_ranks_meet_across_nodes(cli: Cli, site: Site) -> None:
@@ -156,6 +157,7 @@ def test_a_process_by_itself_has_all_cores_of_its_job(
         assert done.of(0) != []
 
 
+@ON_GRID_ENGINE
 def test_people_may_have_csh(cli: Cli, site: Site, need: Need) -> None:
     """Grid Engine starts mpirun's daemons by the login shell, and mpirun writes for it."""
     passwd = site.lab.folder / "passwd"
@@ -241,6 +243,7 @@ def test_a_job_waits_is_cancelled_and_leaves_nothing(
     wait_for(lambda: not _processes(site, "sleep 300"), 20, "ranks outlived their job")
 
 
+@ONE_SITE
 def test_the_timeout_lets_programs_save(cli: Cli, site: Site, program: Program) -> None:
     done = cli("run", "--timeout", "6s", *site.size(2), program("saves", SAVES), code=124)
     assert done.of(0) == done.of(1) == ["started", "saved"]
@@ -260,6 +263,7 @@ def test_cancelling_ends_what_ignores_it(cli: Cli, site: Site, program: Program)
     assert not _processes(site, "/bin/sh ./stubborn")
 
 
+@ONE_SITE
 def test_ctrl_c_cancels(cli: Cli, site: Site, program: Program) -> None:
     running = cli.start("run", *site.size(2), program("long", LONG))
     running.until("started", times=2)
@@ -574,14 +578,16 @@ def test_an_array_is_cancelled_with_the_points_that_wait(
 COUNTS = """
 for name in USR1 USR2 TERM; do trap "echo $name" "$name"; done
 echo started
-while :; do sleep 1; done
+until [ -e {over} ]; do sleep 0.5; done
 """
 
 
 def test_the_site_s_own_signal_reaches_every_rank_once(
     cli: Cli, site: Site, program: Program
 ) -> None:
-    number = cli.detach("--pass-signal", *site.size(2), program("counts", COUNTS))
+    over = cli.folder / "over"
+    counts = program("counts", COUNTS.format(over=over))
+    number = cli.detach("--pass-signal", *site.size(2), counts)
     wait_for(lambda: cli("logs", number).out.count("started") == 2, 60, "not every rank started")
     native = _native(cli, site, number)
     if site.system == "slurm":  # as for its --signal=B:
@@ -590,8 +596,10 @@ def test_the_site_s_own_signal_reaches_every_rank_once(
     else:  # 20 seconds before it ends a job
         said = "USR2"
         site.login.run("qdel", native)
-    time.sleep(8)
-    done = cli("logs", number)
+    wait_for(lambda: cli("logs", number).out.count(said) == 2, 60, "not every rank was told")
+    time.sleep(4)
+    over.touch()
+    done = cli("logs", number, "-f", code=None)
     assert done.of(0) == done.of(1) == ["started", said]
 
 
@@ -644,6 +652,7 @@ def test_a_client_that_dies_before_the_submit_leaves_a_lost_job(
         go.touch()
 
 
+@ONE_SITE
 def test_a_submit_outlives_its_client(cli: Cli, site: Site, program: Program) -> None:
     name = program("quick", "echo $RANK")
     slow, called, go = _in_the_way(cli, site, {"slurm": "sbatch", "sge": "qsub"}[site.system])
