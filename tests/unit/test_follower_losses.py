@@ -201,11 +201,13 @@ def probing(answers: dict[str, NodeResult]) -> type[Pool]:
     return Probing
 
 
+@pytest.mark.timeout(30)
 def test_a_node_that_falls_silent_and_cannot_be_reached_is_told_soon(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read on when it answers again."""
     hurry(monkeypatch)
+    monkeypatch.setattr(follow, "FROZEN", 60)
     monkeypatch.setattr(follow, "PAUSE", 0.05)
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.write("worker-2", "rank-1.out", b"after the outage\n")
