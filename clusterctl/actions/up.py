@@ -390,8 +390,13 @@ def _render_script(
     container: bootstrap.NodeContainer | None,
     metered: bool,
 ) -> bytes:
+    setup = cluster.spec.setup
+    files = {bootstrap.SETUP: setup} if setup else {}
     if not features.fresh_machines:
-        return bootstrap.render_script(node, mesh, pythons=features.pythons)
+        steps = bootstrap.list_setup_steps(node, setup)
+        return bootstrap.render_script(
+            node, mesh, pythons=features.pythons, steps=steps, files=files
+        )
     return bootstrap.render_script(
         node,
         mesh,
@@ -405,8 +410,9 @@ def _render_script(
             deadline_unit=features.deadline_unit,
             idle=cluster.spec.cloud.idle or 0.0,
             shared=cluster.shared,
+            setup=setup,
         ),
-        files=container.list_files(node) if container else None,
+        files={**files, **(container.list_files(node) if container else {})},
         inside=bootstrap.enter_container(container),
         metered=metered,
     )

@@ -305,6 +305,10 @@ def _intend_here(
     plan = provider.plan(options, old, report, ahead=ahead)
     options = plan.spec or options
     folder = [f"shared folder: {provider.features.shared_folder}"] if options.shared else []
+    if options.setup:
+        first = next(filter(str.strip, options.setup.splitlines()), "")
+        lines = count(len(options.setup.splitlines()), "line")
+        folder.append(f"as root on each node, once: {lines} of --setup, from `{first[:60]}` on")
     # What the cluster has; an --image that is given again is asked for again.
     known = old.images if old and not (spec.image or spec.images) else {}
     images = resolve_node_images(options, plan.kinds, known, provider.find_registry_login)
@@ -400,6 +404,7 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
         images=pictures.images,
         gpus=spec.gpus or base.gpus,
         shared=_complete_shared(spec, old, features),
+        setup=_complete_setup(spec, base, features),
         cloud=_complete_cloud(spec.cloud, base.cloud),
     )
 
@@ -416,6 +421,15 @@ def _complete_shared(spec: ClusterSpec, old: Cluster | None, features: Features)
             hint=f"`clusterctl down {old.name}` first, or choose another name",
         )
     return old.spec.shared if old else spec.shared
+
+
+def _complete_setup(spec: ClusterSpec, base: ClusterSpec, features: Features) -> str:
+    if spec.setup and features.shares_machine:
+        raise UsageError(
+            "--setup does not work with this provider: its nodes are this machine",
+            hint="`run --setup LINES` prepares what a job needs",
+        )
+    return spec.setup or base.setup
 
 
 def _complete_groups(spec: ClusterSpec, base: ClusterSpec) -> tuple[NodeGroup, ...]:
@@ -502,8 +516,19 @@ def make_spec(name: str, given: Up) -> ClusterSpec:
         images=images,
         gpus=given.gpus,
         shared=given.shared,
+        setup=_read_setup(given.setup) if given.setup else "",
         cloud=CloudSpec(**given.pick_fields(CloudSpec)),
     )
+
+
+def _read_setup(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--setup: {path} cannot be read: {error}", hint="check it") from error
+    if "\nEND_OF_FILE\n" in text or not text.strip():
+        raise UsageError(f"--setup: {path} is no script", hint="it has lines for /bin/sh")
+    return text if text.endswith("\n") else f"{text}\n"
 
 
 def _make_groups(given: Up) -> tuple[NodeGroup, ...]:

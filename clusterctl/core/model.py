@@ -346,6 +346,8 @@ class ClusterSpec:
     """Indices of this machine's GPUs that node containers get; ("all",): all of them."""
     shared: bool = False
     """A folder that all nodes share."""
+    setup: str = ""
+    """A script that root runs on each node, once."""
     cloud: CloudSpec = field(default_factory=CloudSpec)
 
     @property

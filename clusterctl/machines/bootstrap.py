@@ -355,6 +355,26 @@ def find_kind(node: Node) -> str:
     return "launcher" if node.role is Role.LAUNCHER else _KINDS[node.accelerator]
 
 
+SETUP = "setup/script"
+"""Below the node root: what root runs there."""
+
+
+def list_setup_steps(node: Node, setup: str) -> tuple[Step, ...]:
+    """Of a machine that needs nothing else of us."""
+    if not setup:
+        return ()
+    return (_render_step("setup", read_steps()["setup"], _list_setup_values(node, setup)),)
+
+
+def _list_setup_values(node: Node, setup: str) -> dict[str, object]:
+    return {
+        "setup_file": f"{node.root}/{SETUP}",
+        "setup_digest": hashlib.sha256(setup.encode()).hexdigest(),
+        "setup_interpreter": "" if setup.startswith("#!") else "/bin/sh -e ",
+        "done": f"{node.root}/{SETUP}.done",
+    }
+
+
 def list_steps(
     node: Node,
     runtime: Runtime,
@@ -365,16 +385,18 @@ def list_steps(
     deadline_unit: str = "",
     idle: float = 0.0,
     shared: str = "",
+    setup: str = "",
 ) -> tuple[Step, ...]:
     """`nodes` are all of the cluster; `container` is needed for Runtime.DOCKER. `deadline_unit` is
     the service that ends the machine, where there is one; `idle`: see `CloudSpec`; `shared`: see
-    `Cluster`."""
+    `Cluster`; `setup`: see `ClusterSpec`."""
     inside = container if runtime is Runtime.DOCKER else None
     launcher = next((one for one in nodes if one.role is Role.LAUNCHER), node)
     exports = bool(shared) and node.name == launcher.name
     kind = _KINDS[node.accelerator]
     true = {
         "ends": bool(deadline_unit),
+        "setup": bool(setup),
         "exports": exports,
         "mounts": bool(shared) and not exports,
         "host": not inside,
@@ -402,6 +424,7 @@ def list_steps(
         "pins": list_pins(node),
         "index": catalog.TORCH_INDEX[kind],
         **(_list_image_values(node, inside) if inside else {}),
+        **_list_setup_values(node, setup),
     }
     return tuple(
         _render_step(name, row, values)

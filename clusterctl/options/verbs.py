@@ -97,6 +97,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     shared = flag(
         "--shared", MACHINE, "Give all nodes one folder, $CLUSTERCTL_SHARED, which `down` deletes"
     )
+    setup = file("--setup", MACHINE, "Script that root runs on each node, once", "FILE")
     image = texts(
         *("--image", MACHINE, "Container image of all nodes, or of a kind of node; repeatable"),
         "[KIND=]IMAGE",
@@ -564,7 +565,7 @@ class Launch(Started, heading=JOBS, module="launches"):
         "-d --detach", OPTIONS, "Return once the program runs; a later command removes the cluster"
     )
     keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
-    of_up = copy_options(Up, groups=(Up.MACHINE, Up.EC2))
+    of_up = copy_options(Up, "--setup", groups=(Up.MACHINE, Up.EC2))
     of_run = copy_options(
         *(Run, "--detach", "--dry-run"),
         groups=(Run.RANKS, Run.SWEEP, Run.PROGRAM, Run.PACKAGES, Run.MORE_PROGRAM, Run.JOB),

@@ -47,9 +47,12 @@ def clusterctl(engine: Engine, node_images: dict[str, str], home: Path) -> Itera
 
 
 @pytest.fixture(scope="module")
-def cluster(clusterctl: Clusterctl) -> str:
+def cluster(clusterctl: Clusterctl, home: Path) -> str:
     """The id of a cluster of three containers."""
-    found = json.loads(clusterctl("up", "--provider", "docker", "--shared", "--json").stdout)
+    setup = home.parent / "setup.sh"
+    setup.write_text("id -un >>/etc/setup-ran\n")
+    words = ("up", "--provider", "docker", "--shared", "--setup", str(setup), "--json")
+    found = json.loads(clusterctl(*words).stdout)
     assert [node["name"] for node in found["nodes"]] == ["launcher", "worker-1", "worker-2"]
     return str(found["id"])
 
@@ -111,6 +114,8 @@ def test_workers_come_and_go(clusterctl: Clusterctl, engine: Engine, cluster: st
     assert [node["name"] for node in found["nodes"]] == ["launcher", "worker-1"]
     assert len(labelled(engine, cluster)) == 4  # with the network and the shared folder
     clusterctl("up", "--workers", "2")
+    for name in ("launcher", "worker-2"):  # one that stayed, and one that is new
+        assert engine("exec", f"{cluster}-{name}", "cat", "/etc/setup-ran") == "root"
 
 
 SAVES = """#!/bin/sh

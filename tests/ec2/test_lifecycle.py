@@ -46,8 +46,11 @@ def test_from_nothing_to_nothing(world: World) -> None:
     assert world.ec2.left() == []
     assert not world.home.exists()
 
-    up = world.ok(*CPU)
+    setup = world.home.parent / "setup.sh"
+    setup.write_text("#!/bin/bash\nwhoami >>/root/setup-ran\n")
+    up = world.ok(*CPU, "--setup", str(setup))
     world.keep_provider()
+    assert world.ec2.machine("worker-2").run("cat", "/root/setup-ran").stdout == "root\n"
     assert "all-reduce ok: 2 ranks on 2 hosts, each holds 1" in up.err
     assert re.search(r"ends \d{4}-\d\d-\d\d", up.err)
     assert up.err.count(" s  preparing nodes: the nodes by name\n") == 1, up.err

@@ -109,3 +109,15 @@ def test_eight_gpus_or_eight_machines_of_eight(named: str, kind: str, call: Call
     judge(
         call("up", "--gpu", named, "--dry-run"), 2, "unknown GPU family", f"--instance-type {kind}"
     )
+
+
+def test_a_setup_of_nodes_is_kept_and_local_nodes_have_none(
+    call: Call, specs: list[ClusterSpec], tmp_path: Path
+) -> None:
+    script = tmp_path / "setup.sh"
+    script.write_text("apt-get install -y ffmpeg")
+    said = call("up", "--provider", "local", "--setup", str(script), "--dry-run")
+    assert (said.code, specs) == (2, [])
+    call("up", "--provider", "ec2", "--setup", str(script), "--dry-run")
+    assert [spec.setup for spec in specs] == ["apt-get install -y ffmpeg\n"]
+    assert call("up", "--provider", "ec2", "--setup", "nope.sh", "--dry-run").code == 2
