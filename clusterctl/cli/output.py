@@ -290,6 +290,14 @@ def announce(console: Console, job: Job, detach: bool) -> None:
         console.document(**pick(job, "id", "cluster", "state", "native_id"))
 
 
+def describe_end(job: Job) -> str:
+    """How a job has ended, in a line for who did not follow it."""
+    why = job.failure.text if job.failure else job.reason
+    program = " ".join((job.spec.program.target, *redact_arguments(job.spec.program.args)))
+    how = f"{job.state.value} after {format_duration(job)}" + (f": {why}" if why else "")
+    return f"job {job.id} on {job.cluster} {how} ({program})"
+
+
 def finish(console: Console, job: Job) -> int:
     """The summary, and the exit code of `run`."""
     from clusterctl.actions.run import explain_failure

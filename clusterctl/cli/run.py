@@ -29,6 +29,8 @@ from clusterctl.cli.output import (
     Printer,
     announce,
     choose_number,
+    describe_end,
+    document,
     finish,
     report_result,
     show_staging,
@@ -178,7 +180,7 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             actions_run.agree_to_size(store, prepared, consent)
             prepared = actions_run.claim_number(store, prepared, plan)
             start = partial(actions_run.run, store, prepared, pool=pool)
-            _start(console, store, prepared, given.detach, start)
+            _start(console, store, prepared, given, start)
     if given.emit:
         if stdin := resolved.tree.stdin:
             raise UsageError(
@@ -187,7 +189,7 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             )
         _emit(console, prepared, given.emit)
     elif given.dry_run:
-        _print_plan(console, prepared, given.detach)
+        _print_plan(console, prepared, given)
 
 
 def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
@@ -247,7 +249,7 @@ def _emit(console: Console, prepared: Prepared, kind: str) -> None:
 
 
 def _start(
-    console: Console, store: Store, prepared: Prepared, detach: bool, start: Callable[..., Job]
+    console: Console, store: Store, prepared: Prepared, given: Run, start: Callable[..., Job]
 ) -> None:
     """Runs the job; exits with its code, unless it runs detached."""
     for note in prepared.plan.notes:
@@ -261,8 +263,9 @@ def _start(
     if not prepared.tree.stdin:
         warn_of_pipe(console)
     _follow(
-        *(console, store, detach, prepared.job.id, prepared.secrets),
+        *(console, store, given.detach, prepared.job.id, prepared.secrets),
         start,
+        given.notify,
     )
 
 
@@ -273,9 +276,10 @@ def _follow(
     number: int,
     secrets: Mapping[str, str],
     start: Callable[..., Job],
+    notify: str = "",
 ) -> None:
     """Starts a job and shows what it does; exits with its code, unless it runs detached. `number`:
-    its own, 0 where `start` chooses it."""
+    its own, 0 where `start` chooses it. `notify`: whom to tell that it has ended."""
     copying = show_staging(console)
 
     def on_start(started: Job) -> None:
@@ -284,11 +288,22 @@ def _follow(
         copying.close()
         announce(console, started, detach)
 
+    def tell_end() -> None:
+        """However this command ends: a job that has not ended may still run."""
+        from clusterctl.actions.notify import notify as tell  # for few jobs
+
+        job = actions_run.find_job(store, number)
+        if job and job.state.ended and (failed := tell(notify, describe_end(job), document(job))):
+            console.warn(f"--notify: {failed}")
+
     with (
+        ExitStack() as ending,
         copying,
         report_result(console, lambda: actions_run.find_job(store, number)),
         Printer(console) as printer,
     ):
+        if notify:
+            ending.callback(tell_end)
         seen: Any = {"on_output": printer, "report": console.report}
         first = partial(start, detach=detach, **seen)
         if detach:
@@ -347,11 +362,13 @@ def _describe_conditions(spec: JobSpec, detach: bool, stdin: Stdin | None) -> li
     return [text for holds, text in rows if holds]
 
 
-def _print_plan(console: Console, prepared: Any, detach: bool) -> None:
+def _print_plan(console: Console, prepared: Any, given: Run) -> None:
     job, plan = prepared.job, prepared.plan
     secrets = dict.fromkeys(prepared.secrets, "***")
     stage, stdin = prepared.tree.describe(), prepared.tree.stdin
-    conditions = _describe_conditions(job.spec, detach, stdin)
+    conditions = _describe_conditions(job.spec, given.detach, stdin)
+    if given.notify:
+        conditions.append(f"tells of its end: {given.notify}")
     preview = prepared.preview
     placed = {place.node for place in job.placement}
     lines = [f"# {note}" for note in (*plan.notes, *plan.warnings, *conditions)]

@@ -504,6 +504,10 @@ class Run(Started, heading=JOBS, module="run"):
     container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
 
     passed = batch_systems.PASSED
+    notify = text(
+        *("--notify", MORE_JOB, "Tell a command or a URL when the job has ended", "CMD|URL"),
+        limits=(kinds.ATTENDED, *SUPERVISED),
+    )
     yes = flag("-y --yes", MORE_JOB, "Install packages of gigabytes without a question")
     json = flag("--json", GENERAL, "Print one JSON object per line", limits=kinds.NOT_TERMINAL)
 

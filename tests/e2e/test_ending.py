@@ -90,3 +90,13 @@ def test_ctrl_c_while_waiting_in_the_queue(cli: Cli, cluster_id: str) -> None:
     assert cli.job(done.job)["state"] == "cancelled"
     assert cli.job(first)["state"] == "running"
     cli("cancel", first)
+
+
+def test_somebody_is_told_how_a_job_ended(cli: Cli) -> None:
+    """Whoever cannot be told changes no exit code."""
+    note = cli.folder / "note"
+    tell = f'echo "$CLUSTERCTL_NOTE" >>{note}; exit 1'
+    assert (
+        "--notify" in cli("run", "--once", "--notify", tell, "--", "sh", "-c", "exit 3", code=3).err
+    )
+    assert "exited 3" in note.read_text()
