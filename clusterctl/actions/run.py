@@ -371,8 +371,8 @@ def prepare(
         asked = asked.limit_to(launchers[0] if usual else spec.launcher, launchers)
         spec, asked = project_words.fill(asked, spec, resolved.settings, cluster)
     job, plan = plan_job(cluster, spec, number=number)
-    if asked.launcher:
-        plan = replace(plan, notes=(*plan.notes, asked.note))
+    said = (*resolved.notes, *([asked.note] if asked.launcher else []))
+    plan = replace(plan, notes=(*plan.notes, *said))
     if wanted and packages and packages.locks:
         places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
         note = project_packages.describe_packages(packages, places)

@@ -44,6 +44,8 @@ class Resolved:
     settings: Collection[str] = ()
     """Of the job's options, by their names in JobSpec and in the batch system, those that come from
     settings: they are weaker than these words."""
+    notes: tuple[str, ...] = ()
+    """What was typed, and what was taken for it."""
     parts: Sequence[str] = ()
     """Extras and groups of the project that are wanted, as uv takes them."""
 
@@ -70,6 +72,7 @@ def resolve_program(
     if not sources and _may_be_installed(script):
         found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
         return replace(found, installed=True)
+    script, notes = _find_by_name(script)
     path, bundled = _find(script)
     if bundled and chosen is None:
         chosen = path.parent
@@ -99,7 +102,19 @@ def resolve_program(
         sources=further,
         directives=directives,
     )
-    return Resolved(program, tree)
+    return Resolved(program, tree, notes=notes)
+
+
+def _find_by_name(script: str) -> tuple[str, tuple[str, ...]]:
+    """For an absolute path that is not here, which a line of somebody else's names: a file here of
+    that name, or a bundled program; with what is said of it."""
+    name = os.path.basename(script)
+    if not os.path.isabs(script) or os.path.lexists(script) or "\0" in script:
+        return script, ()
+    if not (os.path.isfile(name) or project_tree.find_bundled(name)):
+        return script, ()
+    which = "the file here" if os.path.isfile(name) else "the bundled program"
+    return name, (f"there is no {script} here: running {which} of that name",)
 
 
 def _is_module(script: str) -> bool:

@@ -413,3 +413,15 @@ def test_an_unreadable_script(here: Path) -> None:
     (here / "train.py").chmod(0)
     with pytest.raises(UsageError, match="cannot be read"):
         resolve_program("train.py", ())
+
+
+def test_a_path_of_another_machine_is_found_by_its_name(here: Path) -> None:
+    """As the seed's README has it; what is here goes before what is bundled."""
+    found = resolve_command(["python3", "/test/multinode_ddp_mpi.py", "10"])
+    assert (found.program.bundled, found.program.args) == (True, ("10",))
+    (here / "multinode_ddp_mpi.py").touch()
+    found = resolve_program("/test/multinode_ddp_mpi.py", ())
+    assert not found.program.bundled
+    assert "/test/multinode_ddp_mpi.py" in found.notes[0]
+    with pytest.raises(UsageError):
+        resolve_program("/test/nothing_like_it.py", ())
