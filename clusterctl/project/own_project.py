@@ -95,8 +95,8 @@ def check_uv(what: str, result: NodeResult, cwd: Path | None) -> str:
     if (failed := _UNBUILT.search(complaints)) and not result.error:
         raise LaunchError(
             f"{failed[1]} has no wheel and cannot be built here: {why}",
-            hint=f"{what}: choose a version with a wheel, install what its build needs here,"
-            f" or {without}",
+            hint=f"{what}: choose a version with a wheel, or install what its build needs here;"
+            f" nodes build what --setup 'pip install …' names; {without}",
         )
     for line in complaints.splitlines():
         if line.startswith("hint: ") and "authentication" in line:
@@ -262,7 +262,7 @@ def check_own_project(projects: Sequence[Project], nodes: Sequence[Node]) -> Non
                     f"{project.name} has compiled parts: what is built here, for Python"
                     f" {platform.python_version()} on {platform.machine()}, does not run on"
                     f" {node.name}",
-                    hint=f"install it on the nodes, and run with `--requirements {NONE}`",
+                    hint=f"`--requirements {NONE} --setup 'pip install .'` builds it on the nodes",
                 )
 
 
