@@ -19,10 +19,10 @@ from clusterctl.actions.down import take_down
 from clusterctl.actions.up import bring_up
 from clusterctl.core import catalog
 from clusterctl.core.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
-from clusterctl.core.text import format_bytes
+from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import ClusterctlError
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import CheckRow
+from clusterctl.machines.protocol import CheckRow, QuotaExceeded
 from clusterctl.process import ENDING
 from clusterctl.state.store import Store
 from clusterctl.terraform import binary as terraform_binary
@@ -103,6 +103,8 @@ def _check_home(store: Store) -> CheckRow:
 
 
 WORKERS = 2
+"""Or as many as the quotas have room for: of the 5 vCPUs of a new account, launcher and one worker
+take 4."""
 WORKER_TYPE = "t3.small"
 """The launcher is a t3.micro. A worker builds its image and loads PyTorch, which 1 GiB may be too
 little for."""
@@ -137,7 +139,14 @@ def run_real_check(
     gone, began = None, time.monotonic()
     with _handle_signals() as ignore:
         try:
-            bring_up(store, spec, report, consent)
+            try:
+                bring_up(store, spec, report, consent)
+            except QuotaExceeded as error:
+                if not error.fits:
+                    raise
+                report(f"{error.message}: checking with {count(error.fits, 'worker')}")
+                group = replace(spec.groups[0], count=error.fits)
+                bring_up(store, replace(spec, groups=(group,)), report, consent)
         finally:
             ignore()
             ready = time.monotonic()

@@ -35,6 +35,9 @@ FAMILIES = {
 }
 
 LAUNCHER_TYPE = "t3.micro"
+SMALL_WORKERS = ("c7i.xlarge", "c7i.large", "c7i-flex.large", "t3.small")
+"""Workers without GPUs for an account that may start little. The last two are in AWS's free plan:
+https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/free-tier-plans.html"""
 
 OF_EIGHT: dict[str, str] = _TABLES["of_eight"]
 ONE_SIZE = {kind.partition(".")[0]: kind for kind in OF_EIGHT.values()}

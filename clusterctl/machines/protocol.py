@@ -66,6 +66,12 @@ class NoCapacity(ProviderError):
     """No machines of the wanted kind here and now; elsewhere there may be some."""
 
 
+class QuotaExceeded(ProviderError):
+    """The account may not start that many machines now. `fits`: how many workers it may."""
+
+    fits = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
     """The facts in which providers differ, known without asking anybody."""

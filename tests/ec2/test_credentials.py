@@ -17,7 +17,13 @@ from tests.sim.ec2.provider import programs
 from tests.sim.lab import keypair
 from tests.sim.logins import ROLES, SSO, log_in_with_sso, running
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(200)]
+pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.timeout(200),
+]
 
 MODULE = """
 terraform {

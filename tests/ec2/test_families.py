@@ -11,7 +11,13 @@ import pytest
 from tests.ec2 import receipts
 from tests.ec2.conftest import World
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.timeout(400),
+]
 
 HOST = ("--runtime", "host", "--yes")
 

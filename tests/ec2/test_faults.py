@@ -15,7 +15,13 @@ from tests.ec2.conftest import World
 from tests.sim.ec2.network import YOU
 from tests.sim.lab import UBUNTU
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.timeout(400),
+]
 
 CPU = ("up", "--cpu", "t3.xlarge:1", "--runtime", "host", "--yes")
 

@@ -19,6 +19,7 @@ from tests.ec2.conftest import World
 from tests.sim.engine import Engine
 
 pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
     pytest.mark.terraform,
     pytest.mark.netns,
     pytest.mark.sshd,

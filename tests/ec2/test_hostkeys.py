@@ -19,7 +19,12 @@ from clusterctl.errors import NodeUnreachable
 from clusterctl.machines.ec2.host_keys import HostKeys
 from tests.sim.lab import Lab
 
-pytestmark = [pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.timeout(300),
+]
 
 SECONDS = 30.0
 

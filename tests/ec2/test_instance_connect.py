@@ -10,7 +10,13 @@ import pytest
 
 from tests.ec2.conftest import World, policy
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.timeout(600),
+]
 
 UP = ("up", "--cpu", "t3.xlarge", "--runtime", "host", "--instance-connect", "--yes")
 COUNTS = """#!/bin/sh

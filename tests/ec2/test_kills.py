@@ -10,7 +10,13 @@ from tests.ec2.kills import Kills
 from tests.sim.ec2.client import Ec2
 from tests.sim.hub import Hub
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.timeout(600),
+]
 
 
 @pytest.mark.all

@@ -15,7 +15,13 @@ from clusterctl.state.home import name_client
 from tests.ec2.conftest import OUTSIDE, SAVES, World, cut_power
 from tests.sim.lab import their_network
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+    pytest.mark.timeout(600),
+]
 
 CPU = ("up", "--cpu", "t3.xlarge", "--runtime", "host", "--yes")
 

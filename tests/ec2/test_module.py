@@ -21,7 +21,7 @@ from tests.sim.ec2.provider import StayingProvider, programs
 from tests.sim.lab import keypair
 
 MODULE = assets.find_folder("infra") / "ec2"
-pytestmark = [pytest.mark.terraform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("many_cpus"), pytest.mark.terraform, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,12 @@ import pytest
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.ec2.conftest import World
 
-pytestmark = [pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd]
+pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
+    pytest.mark.terraform,
+    pytest.mark.netns,
+    pytest.mark.sshd,
+]
 
 
 def test_the_plan_names_every_image_with_digest_and_size(world: World) -> None:

@@ -10,6 +10,7 @@ from tests.e2e.test_dead_worker import TRAINS, undisturbed
 from tests.ec2.conftest import World
 
 pytestmark = [
+    pytest.mark.usefixtures("many_cpus"),
     *(pytest.mark.terraform, pytest.mark.netns, pytest.mark.sshd, pytest.mark.mpi),
     pytest.mark.timeout(600),
 ]

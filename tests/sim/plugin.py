@@ -50,10 +50,18 @@ def initialised(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def many_cpus(ec2: Ec2) -> None:
+    """AWS has raised the quotas for machines without GPUs: those of a new account hold a launcher
+    and one small worker."""
+    ec2.grant_cpus()
+
+
+@pytest.fixture
 def lab(ec2: Ec2, tmp_path: Path) -> Iterator[Lab]:
     """A network in the simulated EC2; nothing may be left when the test's own things are gone."""
     from tests.sim.lab import Lab
 
+    ec2.grant_cpus()
     lab = Lab(ec2, tmp_path)
     try:
         yield lab

@@ -159,6 +159,9 @@ class Allowing(Api):
     def check_right(self, action: str, **arguments: Any) -> None:
         """As above."""
 
+    def has_free_plan(self) -> bool:
+        return False
+
     def find_quota(self, code: str) -> float:
         return 100.0
 

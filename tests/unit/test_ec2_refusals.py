@@ -422,6 +422,22 @@ def test_what_runs_already_counts_towards_the_quota(
         look()
     assert "request-service-quota-increase" in caught.value.hint
     assert "--desired-value 12" in caught.value.hint
+    fits = "`clusterctl up lab --cpu c7i.xlarge:2` fits now; "
+    assert spot or caught.value.hint.startswith(fits)
+
+
+@rows("standard, gpus, most, spot, command, fits", "ec2_refusals.the_largest_cluster_that_fits")
+def test_the_largest_cluster_that_fits(
+    standard: int, gpus: int, most: int, spot: bool, command: str, fits: int
+) -> None:
+    """Launcher and workers may count towards the same quota, or not; `most`: how many are asked
+    for."""
+    room = {"L-1216C47A": standard, "L-DB2E81BA": gpus}
+    kinds = {"g4dn.xlarge": 4, "c7i.xlarge": 4, "c7i.large": 2}
+    workers = [(f"{kind}:{{}}", InstanceType(name=kind, vcpus=n)) for kind, n in kinds.items()]
+    launcher = InstanceType(name="t3.micro", vcpus=2)
+    found = preflight.choose_fitting(launcher, workers, most, room, spot=spot)
+    assert found == (command, fits)
 
 
 @pytest.mark.parametrize("spot", [True, False])

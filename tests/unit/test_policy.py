@@ -52,7 +52,7 @@ def test_every_action_is_looked_at_here() -> None:
     """A new one has to say what it is about."""
     known = {f"ec2:{name}" for name in (*CALLS, *NEW)}
     looks = ("ec2:Describe", "ec2:Get", "pricing:Get", "servicequotas:Get", "sts:GetCallerIdentity")
-    looks += ("ecr:BatchGet", "ecr:Get")
+    looks += ("ecr:BatchGet", "ecr:Get", "freetier:Get")
     looks += ("scheduler:List",)
     rest = {one for one in actions() if not one.startswith(looks)} - known
     rest -= DISK_KEY
@@ -64,6 +64,7 @@ def test_every_action_is_looked_at_here() -> None:
         "ec2:CreateNetworkInterface",  # of an endpoint
         "ec2:DeleteVpcEndpoints",
         "ec2-instance-connect:OpenTunnel",
+        "servicequotas:RequestServiceQuotaIncrease",
     }
     assert known <= set(actions())
     assert not [one for one in actions() if "*" in one]
@@ -95,6 +96,7 @@ def test_no_right_is_there_that_nobody_uses() -> None:
     others |= DISK_KEY
     others |= {"iam:PassRole", "scheduler:TagResource"}
     others |= {"ec2:CreateNetworkInterface", "ec2-instance-connect:OpenTunnel"}
+    others |= {"servicequotas:RequestServiceQuotaIncrease"}  # a command that is printed
     used = called_by_us() | PROVIDER
     assert {one for one in actions() if one.partition(":")[2] not in used} == others
     assert {f"ec2:{one}" for one in PROVIDER} <= set(actions())
@@ -157,14 +159,23 @@ def test_tunnels_lead_to_ssh_through_endpoints_of_clusters(
     assert allows(POLICY, "ec2-instance-connect:OpenTunnel", arn, context) is can
 
 
-def test_the_only_roles_that_can_be_made_are_those_for_spot_instances_and_endpoints() -> None:
+def test_the_only_roles_that_can_be_made_are_those_of_services_that_clusters_need() -> None:
     def can(service: str) -> bool:
         role = f"arn:aws:iam::123456789012:role/aws-service-role/{service}/AWSServiceRole"
         return allows(POLICY, "iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": service})
 
     assert can("spot.amazonaws.com")
     assert can("ec2-instance-connect.amazonaws.com")
+    assert can("servicequotas.amazonaws.com")
     assert not can("ec2.amazonaws.com")
+
+
+def test_the_command_that_asks_for_a_larger_quota_is_allowed() -> None:
+    """`check` and errors print it; quotas of other services are none of ours."""
+    for service in ("ec2", "iam"):
+        arn = f"arn:aws:servicequotas:us-east-1:123456789012:{service}/L-DB2E81BA"
+        can = allows(POLICY, "servicequotas:RequestServiceQuotaIncrease", arn, {})
+        assert can is (service == "ec2")
 
 
 def test_keys_are_used_through_ec2_alone() -> None:

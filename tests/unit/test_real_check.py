@@ -18,7 +18,7 @@ from clusterctl.errors import LeftoverError, ProviderError, UsageError
 from clusterctl.machines.ec2 import prices
 from clusterctl.machines.ec2.api import InstanceType
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.protocol import Provider, ProviderPlan
+from clusterctl.machines.protocol import Provider, ProviderPlan, QuotaExceeded
 from tests.unit.fake_ec2 import Offering
 from tests.unit.provided import provide
 
@@ -173,3 +173,25 @@ def test_nothing_is_made_without_consent(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UsageError, match="nothing was started"):
         run(lambda question: False)
     assert "create" not in cloud.asked
+
+
+@pytest.mark.parametrize(("fits", "asked"), [(1, [2, 1]), (0, [2])])
+def test_a_check_is_as_large_as_the_quota(
+    fits: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new account has 5 vCPUs: the launcher and one worker take 4."""
+    sizes: list[int] = []
+
+    class Small(Cloud):
+        def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
+            sizes.append(spec.workers)
+            if spec.workers > 1:
+                refused = QuotaExceeded("the quota is 5 vCPUs")
+                refused.fits = fits
+                raise refused
+            return super().plan(spec)
+
+    provide(monkeypatch, "ec2", Small())
+    with pytest.raises((UsageError, QuotaExceeded), match="nothing was" if fits else "5 vCPUs"):
+        run(lambda question: False)
+    assert sizes == asked

@@ -250,6 +250,8 @@ class InstanceType:
     architectures: tuple[str, ...] = ("x86_64",)
     markets: tuple[str, ...] = _MARKETS
     """How it can be bought; also `capacity-block`."""
+    free_plan: bool = False
+    """Whether an account on AWS's free plan can start it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +355,7 @@ def read_instance_type(item: dict[str, Any]) -> InstanceType:
         efa=_choose_efa_cards(item.get("NetworkInfo", {})),
         architectures=tuple(item.get("ProcessorInfo", {}).get("SupportedArchitectures", ())),
         markets=tuple(item.get("SupportedUsageClasses", _MARKETS)),
+        free_plan=bool(item.get("FreeTierEligible")),
     )
 
 
@@ -500,6 +503,7 @@ LIMITS = {
     "pricing": FIRST,
     "iam": (2.0, 4.0, 2),
     "scheduler": (2.0, 4.0, 2),
+    "freetier": (2.0, 4.0, 2),
 }
 """By service. Nobody waits long for what a cluster can do without, or for what is in a table."""
 
@@ -677,13 +681,25 @@ class Api:
             user, _, password = base64.b64decode(token).decode().partition(":")
             return user, password
 
+    def has_free_plan(self) -> bool:
+        """Whether the account is on AWS's free plan, with which it can start few types."""
+        client = self._get_client("freetier", DEFAULT_REGION)
+        with self._explain_errors("asking for the plan of your account"):
+            return bool(client.get_account_plan_state()["accountPlanType"] == "FREE")
+
     def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
         """Those of the types that this region has."""
-        wanted = sorted(set(names))
+        return self._list_types("instance-type", sorted(set(names)))
+
+    def list_free_types(self) -> dict[str, InstanceType]:
+        """Those that an account on AWS's free plan can start in this region."""
+        return self._list_types("free-tier-eligible", ["true"])
+
+    def _list_types(self, filter: str, values: Sequence[str]) -> dict[str, InstanceType]:
         found = self.list_all(
             "describe_instance_types",
             "InstanceTypes",
-            Filters=[{"Name": "instance-type", "Values": wanted}],
+            Filters=[{"Name": filter, "Values": list(values)}],
         )
         with self._explain_errors("describe instance types"):
             return {item["InstanceType"]: read_instance_type(item) for item in found}

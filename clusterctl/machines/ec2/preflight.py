@@ -7,12 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
 from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.model import Cluster, ClusterSpec, Reporter, Runtime
+from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Reporter, Runtime
 from clusterctl.core.text import count
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
@@ -29,7 +31,7 @@ from clusterctl.machines.ec2.api import (
 from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.ec2.tunnels import Existing
-from clusterctl.machines.protocol import LAUNCHER, CheckRow
+from clusterctl.machines.protocol import LAUNCHER, CheckRow, QuotaExceeded
 
 
 def check_quotas(
@@ -41,7 +43,8 @@ def check_quotas(
     running: Future[list[Instance]],
     report: Reporter,
 ) -> None:
-    """Every quota that the new machines count towards, against what runs in the account."""
+    """Every quota that the new machines count towards, against what runs in the account. Raises
+    QuotaExceeded, with the largest cluster that fits."""
     needed = Counter[tuple[str, str]]()
     for machine in machines:
         row, worker = catalog.find_quota(machine.instance_type), machine.name != LAUNCHER
@@ -60,6 +63,8 @@ def check_quotas(
         used = count_used(api, running.result())
     except ProviderError as error:
         report(f"could not list the running instances: {error.message}")
+    room: dict[str, float] = {}
+    refused: list[QuotaExceeded] = []
     for (name, code), vcpus in needed.items():
         try:
             limit = limits[code].result()
@@ -67,19 +72,118 @@ def check_quotas(
             report(f"the quota {name} is not known: {error.message}")
             continue
         taken = used.get(code, 0)
-        if taken + vcpus > limit:
-            raise ProviderError(
+        room[code] = limit - taken
+        if vcpus > room[code]:
+            excess = QuotaExceeded(
                 f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
                 f" are in use; this cluster needs {count(vcpus, 'vCPU')} more",
-                hint=render_request(code, taken + vcpus),
+                hint=render_request(api.region, code, taken + vcpus),
             )
+            refused.append(excess)
+    if refused:
+        first = refused[0]
+        if not present:
+            command, first.fits = _find_fitting(api, options, types, room, used)
+            first.hint = render_fitting(command) + first.hint
+        raise first
 
 
-def render_request(code: str, value: int) -> str:
+def _find_fitting(
+    api: Api,
+    options: ClusterSpec,
+    types: Mapping[str, InstanceType],
+    room: Mapping[str, float],
+    used: Mapping[str, int],
+) -> tuple[str, int]:
+    """The command for the largest new cluster that fits, with the same workers or else with small
+    ones without GPUs; and how many of the same workers fit. `room`: vCPUs by quota."""
+    launcher, spot = types[spec.choose_launcher_type(options)], options.cloud.spot
+    same = [
+        (_render_group(group), types[catalog.choose_instance_type(group)])
+        for group in options.groups[:1]
+        if len(options.groups) == 1
+    ]
+    words, fits = choose_fitting(launcher, same, options.workers, room, spot=spot)
+    if not words:
+        with suppress(ProviderError):
+            code, free = _find_code(launcher, spot=False), dict(room)
+            if code not in free:
+                free[code] = api.find_quota(code) - used.get(code, 0)
+            known = api.list_instance_types(catalog.SMALL_WORKERS)
+            small = [(f"--cpu {n}:{{}}", known[n]) for n in catalog.SMALL_WORKERS if n in known]
+            words, _ = choose_fitting(launcher, small, options.workers, free)
+    return (f"clusterctl up {options.name} {words}" if words else ""), fits
+
+
+def choose_fitting(
+    launcher: InstanceType,
+    workers: Iterable[tuple[str, InstanceType]],
+    most: int,
+    room: Mapping[str, float],
+    *,
+    spot: bool = False,
+) -> tuple[str, int]:
+    """The option for the first kind of workers of which at least one fits beside the launcher, and
+    how many do. `workers`: options with a gap for the number; `room`: vCPUs that are free, by
+    quota; what is not there is not limited."""
+    free = dict(room)
+    own = _find_code(launcher, spot=False)
+    free[own] = free.get(own, inf) - launcher.vcpus
+    for option, kind in workers:
+        beside = free.get(_find_code(kind, spot=spot), inf)
+        number = int(min(most, beside // kind.vcpus))
+        if free[own] >= 0 and number > 0:
+            return option.format(number), number
+    return "", 0
+
+
+def _find_code(kind: InstanceType, *, spot: bool) -> str:
+    row = catalog.find_quota(kind.name)
+    return "" if row is None else row.spot if spot else row.on_demand
+
+
+def _render_group(group: NodeGroup) -> str:
+    """How `up` is asked for such workers, with a gap for their number."""
+    kind = catalog.choose_instance_type(group)
+    if group.family in ("", "cpu"):
+        return f"--cpu {kind}:{{}}"
+    return f"--gpu {group.family}:{{}}" + f" --instance-type {kind}" * bool(group.instance_type)
+
+
+def render_fitting(command: str) -> str:
+    """The beginning of a hint: what can be started now."""
+    return f"`{command}` fits now; " if command else ""
+
+
+def render_request(region: str, code: str, value: int) -> str:
     """The command that asks AWS for a larger quota."""
     return (
         "request more: aws service-quotas request-service-quota-increase"
-        f" --service-code ec2 --quota-code {code} --desired-value {value}"
+        f" --region {region} --service-code ec2 --quota-code {code} --desired-value {value}"
+    )
+
+
+def check_account_plan(
+    api: Api, options: ClusterSpec, types: Mapping[str, InstanceType], free: Future[bool]
+) -> None:
+    """Raises ProviderError where the account is on AWS's free plan and a type is not in it: a dry
+    run does not show that. Where AWS does not say which plan it is, only the launch does."""
+    lacking = sorted(name for name, kind in types.items() if not kind.free_plan)
+    try:
+        if not lacking or not free.result():
+            return
+    except ProviderError:
+        return
+    offered = {
+        name: kind
+        for name, kind in api.list_free_types().items()
+        if "x86_64" in kind.architectures and kind.gpus == 0
+    }
+    small = next((name for name in catalog.SMALL_WORKERS if name in offered), "")
+    raise ProviderError(
+        f"your account is on AWS's free plan, which does not have {', '.join(lacking)}",
+        hint=f"`clusterctl up {options.name} --cpu {small}:1` fits it; " * bool(small)
+        + f"{refusals.UPGRADE} (it has {', '.join(sorted(offered))})",
     )
 
 
@@ -286,6 +390,7 @@ def survey(
         report("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = run_in_background(api.find_account)
+    free_plan = run_in_background(api.has_free_plan)
     known = run_in_background(lambda: _find_types(api, options))
     running = run_in_background(lambda: api.list_instances(states=("pending", "running")))
     zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
@@ -293,6 +398,7 @@ def survey(
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = spec.plan_machines(options, makers, spec.read_present(present))
     check_types(api.region, options, types)
+    check_account_plan(api, options, types, free_plan)
     amis = run_in_background(lambda: choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
     settled, where = bool(present), (options.cloud, len(new), there)
@@ -470,12 +576,13 @@ def diagnose() -> tuple[CheckRow, ...]:
     except (ProviderError, TimeoutError) as error:
         row = _explain("AWS", error)
         return (replace(row, text=f"{row.text}; needed for clusters on EC2"),)
-    names = {row.instance_type for row in catalog.FAMILIES.values()} | {catalog.LAUNCHER_TYPE}
+    names = {row.instance_type for row in catalog.FAMILIES.values()}
+    names |= {catalog.LAUNCHER_TYPE, *catalog.SMALL_WORKERS}
     types = run_in_background(partial(api.list_instance_types, names))
     used = run_in_background(
         lambda: count_used(api, api.list_instances(states=("pending", "running")))
     )
-    asked: dict[str, Callable[[], CheckRow]] = {}
+    asked: dict[str, Callable[[], CheckRow]] = {"AWS plan": partial(_check_plan, api)}
     for quota in catalog.QUOTAS:
         if any(catalog.find_quota(name) == quota for name in names):
             subject = f"quota {quota.name.partition(' (')[0]}"
@@ -520,8 +627,23 @@ def _check_quota(
     text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
     if taken + needs <= vcpus:
         return CheckRow("ok", subject, text)
-    hint = render_request(quota.on_demand, taken + needs)
+    launcher, known = catalog.LAUNCHER_TYPE, types.result()
+    fits = ""
+    if launcher in known and catalog.find_quota(launcher) == quota:
+        small = [(f"--cpu {n}:{{}}", known[n]) for n in catalog.SMALL_WORKERS if n in known]
+        room = {quota.on_demand: vcpus - taken}
+        fits, _ = choose_fitting(known[launcher], small, WORKERS, room)
+    hint = render_fitting(f"clusterctl up {fits}" if fits else "")
+    hint += render_request(api.region, quota.on_demand, taken + needs)
     return CheckRow("warning", subject, f"{text}; `{command}` takes {needs}", hint)
+
+
+def _check_plan(api: Api) -> CheckRow:
+    if not api.has_free_plan():
+        return CheckRow("ok", "AWS plan", "paid")
+    types = sorted(name for name, kind in api.list_free_types().items() if not kind.gpus)
+    text = f"free: of all instance types it has only {', '.join(types)}"
+    return CheckRow("warning", "AWS plan", text, refusals.UPGRADE)
 
 
 def _list_defaults(

@@ -16,6 +16,7 @@ from clusterctl.machines.protocol import NoCapacity
 
 CLOCK = "set this machine's clock (`timedatectl set-ntp true`) and try again"
 NETWORK = "check your network, your proxy and AWS_ENDPOINT_URL, and try again"
+UPGRADE = "upgrade it to the paid plan in the Billing console; remaining credits stay usable"
 UNKNOWN = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html explains it"
 
 

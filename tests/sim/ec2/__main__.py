@@ -70,6 +70,8 @@ class Control:
             self._layer.world.endpoints.slow_start = fault["seconds"]
         elif fault["kind"] == "short_tunnels":
             self._tunnels.longest = fault["seconds"]
+        elif fault["kind"] == "free_plan":
+            self._layer.world.free_plan = True
         elif fault["kind"] == "price":
             self._layer.world.prices[fault["instance_type"]] = fault["value"]
         else:
@@ -84,6 +86,7 @@ class Control:
         self._tunnels.longest = LONGEST
         self._layer.late = self._layer.ahead = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()
+        self._layer.world.free_plan = False
 
     def do_cut_tunnels(self) -> int:
         """Ends all connections through endpoints, as a network does; how many there were."""

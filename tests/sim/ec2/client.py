@@ -161,6 +161,11 @@ class Ec2:
         """AWS has raised a quota, usually that for machines with GPUs. Until `reset`."""
         self._ask("grant", code=code, vcpus=vcpus)
 
+    def grant_cpus(self, vcpus: int = 256) -> None:
+        """As above, those for machines without GPUs: on demand, and as spot instances."""
+        for code in ("L-1216C47A", "L-34B43A08"):
+            self.grant(vcpus, code)
+
     def clear(self) -> None:
         """Nothing goes wrong any more. What went wrong stays so."""
         self._ask("clear")

@@ -14,6 +14,7 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `delay` | `action`, `seconds`, `calls` | the call takes that much longer |
 | `quota` | `code`, `value` | a quota: of EC2 in vCPUs, of networks in pieces; EC2 keeps to it too |
 | `price` | `instance_type`, `value` | USD an hour; null: the pricing API knows no price |
+| `free_plan` | | the account is on the free plan, which has few types |
 | `never_boot` | `node` | the instance runs, its machine never starts |
 | `late` | `seconds` | what is new is unknown by its id and found by no tag for so long |
 | `slow_end` | `seconds` | instances take that long to end, and hold their network meanwhile |

@@ -65,6 +65,7 @@ class World:
         self.granted: dict[str, float] = {}
         """Quotas that are a fault, and those that AWS has raised."""
         self.prices: dict[str, float | None] = {}
+        self.free_plan = False
         self.slow_end = 0.0
         """Seconds that an instance takes to end, with its interface in its network; also a NAT
         gateway, with its address."""
@@ -296,6 +297,13 @@ def _run_instances(world: World, request: Request) -> Answer | None:
             "You cannot specify tags for Spot instances requests if there are no Spot instances"
             " requests being created by the request.",
         )
+    if world.free_plan and not _look_up(kind).get("FreeTierEligible"):
+        raise ApiError(
+            "InvalidParameterCombination",
+            "The specified instance type is not eligible for Free Tier. For a list of Free Tier"
+            " instance types, run 'describe-instance-types' with the filter"
+            " 'free-tier-eligible=true'.",
+        )
     _keep_to_quota(world, request, kind)
     return None
 
@@ -467,6 +475,11 @@ def is_spot(request: Request) -> bool:
 
 
 def vcpus(kind: str) -> int:
+    return int(_look_up(kind).get("VCpuInfo", {}).get("DefaultVCpus", 0))
+
+
+def _look_up(kind: str) -> dict[str, Any]:
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-    return int(INSTANCE_TYPES.get(kind, {}).get("VCpuInfo", {}).get("DefaultVCpus", 0))
+    found: dict[str, Any] = INSTANCE_TYPES.get(kind, {})
+    return found

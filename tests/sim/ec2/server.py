@@ -206,6 +206,9 @@ class Layer:
             return self.schedules.answer(request)
         if request.service == "pricing":
             return market.pricing(request, self.world.prices)
+        if request.service == "freetier":
+            plan = "FREE" if self.world.free_plan else "PAID"
+            return wire.document({"accountPlanType": plan, "accountPlanStatus": "ACTIVE"})
         if request.service == "servicequotas":
             return market.service_quotas(request, self.world.limits)
         if request.service == "ec2" and request.action in gaps.ACTIONS and not _dry(request):

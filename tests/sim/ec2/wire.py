@@ -152,6 +152,7 @@ def document(value: object) -> Answer:
 def error(service: str, code: str, message: str, status: int = 400) -> Answer:
     """An error in the words of the service's protocol."""
     if service in (
+        "freetier",
         "kms",
         "pricing",
         "scheduler",
