@@ -18,11 +18,30 @@ fi
 up=''
 total=0
 
-# run COMMAND...: prints it, runs it, adds its time to the total.
+# shorten: of many lines those at the start and at the end, and every 250th between them.
+shorten() {
+    local line count=0 hidden=0 held=()
+    while IFS= read -r line; do
+        count=$((count + 1))
+        held+=("$line")
+        [ "$count" -gt 8 ] && [ ${#held[@]} -le 8 ] && continue
+        if [ "$count" -le 8 ] || [ $((count % 250)) -eq 0 ]; then
+            printf '%s\n' "${held[0]}"
+        else
+            hidden=$((hidden + 1))
+        fi
+        held=("${held[@]:1}")
+    done
+    [ "$hidden" -eq 0 ] || printf '… %d more lines: clusterctl logs\n' "$hidden"
+    [ ${#held[@]} -eq 0 ] || printf '%s\n' "${held[@]}"
+}
+
+# run [--shorten] COMMAND...: prints it, runs it, adds its time to the total.
 run() {
-    local begun=${EPOCHREALTIME/[.,]/}
+    local begun=${EPOCHREALTIME/[.,]/} shorten=''
+    [ "$1" != --shorten ] || { shorten=yes && shift; }
     printf '\n$ %s\n' "$*"
-    "$@"
+    if [ -n "$shorten" ]; then "$@" 2>&1 | shorten; else "$@"; fi
     total=$((total + ${EPOCHREALTIME/[.,]/} - begun))
 }
 
@@ -40,7 +59,7 @@ trap tear_down EXIT
 up=yes
 run clusterctl up
 run clusterctl run reduce_all.py
-run clusterctl run multinode_ddp_mpi.py 1000 1000
+run --shorten clusterctl run multinode_ddp_mpi.py 1000 1000
 run clusterctl down --discard
 up=''
 printf '\nup, two runs and down: %s s\n' "$(seconds "$total")"
