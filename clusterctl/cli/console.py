@@ -80,7 +80,7 @@ class Console:
     ) -> Iterator[None]:
         """Meanwhile nobody has to guess whether something still happens: after so many seconds
         without a word (usually SILENCE), those before included, the last line of progress is
-        repeated.
+        repeated: on a terminal in place, elsewhere in a line of its own.
 
         Args:
             moved: Says how many bytes were copied, and how many are still to be (None: unknown).
@@ -107,7 +107,11 @@ class Console:
                 elif now - self._spoke >= silence:
                     step = escape_lines(self._doing).partition(";")[0]
                     after = f"; last step: {step}" if step else ""
-                    self._write_stderr(f"{self._format_time()}  still working{after}{copied}")
+                    line = f"{self._format_time()}  still working{after}{copied}"
+                    if can_redraw():
+                        self.draw([escape(line)])
+                    else:
+                        self._write_stderr(line)
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")
         thread.start()

@@ -275,6 +275,13 @@ class Job:
     """Its first attempt, too, gets the spec's `resume_args`: the job goes on with another's
     files."""
 
+    def __repr__(self) -> str:
+        code = "" if self.program_exit_code is None else f", exit code {self.program_exit_code}"
+        return (
+            f"<Job {self.id} on {self.cluster!r}: {self.spec.program.target!r},"
+            f" {self.state.value}{code}>"
+        )
+
     @property
     def ranks(self) -> int:
         return sum(place.count for place in self.placement)

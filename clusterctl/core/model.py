@@ -256,6 +256,9 @@ class Node:
     machine: str = ""
     """What the provider calls it: the instance id on EC2. "": it is a machine of the user's own."""
 
+    def __repr__(self) -> str:
+        return f"<Node {self.name!r} at {self.address or 'this machine'}, slots: {self.slots}>"
+
     @property
     def here(self) -> bool:
         """It is the machine that clusterctl runs on: no SSH."""

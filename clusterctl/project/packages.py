@@ -466,8 +466,10 @@ def _list_default_groups(file: Path) -> Iterator[str]:
 def find_setup(resolved: Resolved) -> str:
     """The lines of shell that a Python program's own `script` block has for --setup."""
     script = _find_script(resolved) if resolved.program.kind is ProgramKind.PYTHON else None
-    found = _TABLE.search(_read_text(script)) if script else None
-    if script is None or found is None:
+    if script is None or not script.is_file():  # that of a function is made when it is copied
+        return ""
+    found = _TABLE.search(_read_text(script))
+    if found is None:
         return ""
     tables = parse_toml(re.sub(r"(?m)^# ?", "", found[1]), script.name)
     return str(tables.get("tool", {}).get("clusterctl", {}).get("setup", ""))

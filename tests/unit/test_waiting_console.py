@@ -181,6 +181,23 @@ def test_on_a_terminal_a_copy_is_one_line_that_goes_at_its_end() -> None:
     assert shown == ["fetching", "done"]
 
 
+WAITS = """
+import sys
+from clusterctl.cli.console import Console
+console = Console()
+console.report("removing 3 machines")
+with console.show_waiting(silence=0.1):
+    sys.stdin.readline()
+console.note("done")
+"""
+
+
+def test_on_a_terminal_the_same_word_is_not_said_in_a_line_each_time() -> None:
+    raw, shown = show(WAITS, "still working")
+    assert "last step: removing 3 machines" in raw
+    assert shown == ["removing 3 machines", "done"]
+
+
 STEPS = """
 import sys
 from clusterctl.cli.console import Console
