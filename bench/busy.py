@@ -4,9 +4,9 @@
 
 Starts a local cluster of two nodes, and on it `bench/busy_steps.py` with 2, 4 and 8 ranks, beside
 no, one and two processes that compute without a pause. `scripts/readme.py` writes the table of
-docs/workloads.md from the result, with the machine's load before the start: other work than the
-bench's own. Needs the extras `workloads`; two to four minutes. The exit code is 1 if a ratio is
-over its limit.
+docs/internals/programs.md from the result, with the machine's load before the start: other work
+than the bench's own. Needs the extras `workloads`; two to four minutes. The exit code is
+1 if a ratio is over its limit.
 """
 
 from __future__ import annotations

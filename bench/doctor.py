@@ -4,9 +4,10 @@
 
 Each job runs on two nodes and is broken in its own way. `doctor` is asked once, when the job hangs
 or has failed; found means that its first finding is of the expected kind and names the planted rank
-or node. `--table` writes the section of docs/doctor.md from the results, and breaks nothing. Needs
-root (network namespaces) and the extra `workloads`, and takes about 15 minutes. Exit code
-1: a cause was missed, or `doctor` took too long. With --only, results are printed and not written.
+or node. `--table` writes the section of docs/internals/doctor.md from the results, and breaks
+nothing. Needs root (network namespaces) and the extra `workloads`, and takes about 15 minutes. Exit
+code 1: a cause was missed, or `doctor` took too long. With --only, results are printed and not
+written.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ sys.path.insert(0, str(ROOT))
 
 from bench import broken_programs as programs  # noqa: E402
 
-DOCUMENT, BEGIN, END = ROOT / "docs" / "doctor.md", "<!-- broken -->\n", "<!-- /broken -->"
+DOCUMENT, BEGIN, END = (
+    ROOT / "docs" / "internals" / "doctor.md",
+    "<!-- broken -->\n",
+    "<!-- /broken -->",
+)
 PATIENCE = 180.0
 """Seconds until a job has to be broken; a busy machine takes its time to start torch."""
 SETTLE = 5.0

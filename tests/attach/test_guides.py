@@ -19,8 +19,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def first_lines(guide: str) -> list[list[str]]:
     """The words of the first code block, without comments and `clusterctl`."""
-    text = (DOCS / guide).read_text().split("\n\n")[1]
-    lines = [shlex.split(line, comments=True) for line in text.splitlines()]
+    blocks = (DOCS / guide).read_text().split("\n\n")
+    block = next(block for block in blocks if block.startswith("    "))
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     assert len(lines) == 3
     assert all(line[0] == "clusterctl" for line in lines)
     return [line[1:] for line in lines]

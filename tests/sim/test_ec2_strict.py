@@ -1,7 +1,7 @@
 """Where EC2 is stricter than a simulator has to be, and what clusterctl makes of it.
 
-docs/ec2-strictness.md lists them with AWS's own words. No Terraform here: what asks AWS itself runs
-against the simulated API, in seconds.
+docs/internals/ec2-strictness.md lists them with AWS's own words. No Terraform here: what asks AWS
+itself runs against the simulated API, in seconds.
 """
 
 from __future__ import annotations

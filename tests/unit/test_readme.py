@@ -1,15 +1,90 @@
-"""What scripts/readme.py writes into README and docs is up to date."""
+"""README and docs: what scripts/readme.py writes is up to date, links lead somewhere, and commands
+can be typed."""
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.main import make_command
 from scripts import readme
+
+ROOT = readme.ROOT
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 def test_tables_and_drawing_are_those_of_the_result_files_and_the_code() -> None:
-    def read(document: str) -> str:
-        return (readme.ROOT / document).read_text()
+    for document, made in readme.write_documents().items():
+        assert (ROOT / document).read_text() == made, "run: python scripts/readme.py"
 
-    for document, name, file, make in readme.TABLES:
-        assert readme.between(read(document), name) == readme.table(file, make), document
-    assert readme.between(read("docs/troubleshooting.md"), "messages") == readme.messages()
-    assert read("docs/demo.svg") == readme.drawing(readme.between(read("README.md"), "demo"))
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= 6000
+
+
+def list_anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to headings."""
+    headings = re.findall(r"(?m)^#+ +(.+?) *$", page.read_text())
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", page.read_text())):
+        if re.match("[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in list_anchors(target), link
+
+
+def test_every_page_is_in_the_index() -> None:
+    """One click from docs/README.md, or from the page of its folder."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in ROOT.glob("docs/**/*.md"):
+        link = str(page.relative_to(ROOT / "docs"))
+        assert link == "README.md" or link.startswith("adr/") or f"({link})" in index, link
+
+
+def test_every_page_opens_with_what_one_can_do_after_it() -> None:
+    for page in [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/internals/*.md")]:
+        if page.name != "README.md":
+            assert page.read_text().split("\n\n")[1].startswith("After this page, you "), page
+
+
+def list_commands(text: str) -> Iterator[list[str]]:
+    """The words of the lines in code blocks that call clusterctl, one for each call."""
+    for line in re.findall(r"(?m)^    (?:\$ )?(clusterctl .+|.*&& clusterctl .+)$", text):
+        part: list[str] = []
+        lexer = shlex.shlex(line.partition("…")[0], posix=True, punctuation_chars="&|;<>")
+        lexer.whitespace_split = True
+        for word in [*lexer, ";"]:
+            if not set(word) <= set("&|;<>"):
+                part.append(word)
+                continue
+            if part[0] == "clusterctl":
+                yield part[1:]
+            part = []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "CHANGELOG.md"])
+def test_commands_can_be_typed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser knows their verbs and options."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for words in list_commands((ROOT / name).read_text()):
+        if words[0] == "starts":
+            continue  # what `run mpirun` prints begins with the name of the program
+        command, rest = make_command(), words
+        context = command.make_context("clusterctl", [], resilient_parsing=True)
+        while hasattr(command, "resolve_command") and rest and rest[0][0] != "-":
+            _, command, rest = command.resolve_command(context, rest)
+        command.make_context(shlex.join(words), list(rest), parent=context)

@@ -1,0 +1,56 @@
+"""docs/scripting.md: its script is run as it stands there, and prints what stands below it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import ROOT, Cli
+
+pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
+
+PROGRAM = """
+import os, sys
+open("made.txt", "w").write(os.environ["RANK"])
+print("epochs", sys.argv[2])
+"""
+
+
+def test_the_page_is_true(own: Cli) -> None:
+    """Each example of a document has keys that are there, and values of the same type."""
+    page = (ROOT / "docs" / "scripting.md").read_text()
+    (own.folder / "train.py").write_text(PROGRAM)
+    blocks = re.findall(r"```sh\n(.*?)```(?:\n```json\n(.*?)```)?", page, flags=re.S)
+    assert len(blocks) >= 6
+    script = "".join(
+        f"{{ {code}\n}} >printed-{number}\n" for number, (code, _) in enumerate(blocks)
+    )
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=own.folder,
+        env=own.environment({"PATH": f"{Path(own.python).parent}:/usr/sbin:/usr/bin:/sbin:/bin"}),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    for number, (_, example) in enumerate(blocks):
+        if example:
+            lines = (own.folder / f"printed-{number}").read_text().splitlines()
+            compare(json.loads(example), json.loads(lines[-1]))
+    assert (own.folder / "job-1" / "worker-2" / "made.txt").read_text() == "1"
+    assert own.clusters() == []
+
+
+def compare(shown: object, found: object) -> None:
+    assert type(shown) is type(found) or {type(shown), type(found)} == {int, float}, (shown, found)
+    if isinstance(shown, dict) and isinstance(found, dict):
+        for key, value in shown.items():
+            assert key in found
+            compare(value, found[key])
+    elif isinstance(shown, bool) or (isinstance(shown, str) and shown):
+        assert shown == found
