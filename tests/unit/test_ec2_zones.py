@@ -640,6 +640,7 @@ def apply(runner: Halting) -> list[str]:
         "lab-1",
         told.append,
         may_go=runner.list_resources,
+        sleep=lambda seconds: told.append(f"waits {seconds:g} s"),
     )
     return told
 
@@ -653,6 +654,18 @@ def test_terraform_is_asked_again_while_it_gets_on() -> None:
         apply(Halting(5, 0, 2))
     with pytest.raises(TerraformError):
         apply(Halting(5, said=GONE))
+
+
+def test_a_refusal_while_tags_are_new_is_not_the_end() -> None:
+    """By policy.json much is allowed to what carries a cluster's tag alone, and IAM may learn of a
+    new one late. A deny, or what is refused again, is for good."""
+    denied = "api error UnauthorizedOperation: You are not authorized to perform this operation"
+    said = Diagnostic(summary=f"{denied} because no identity-based policy allows the action")
+    assert apply(Halting(5, 1, said=said))[1::2] == ["waits 5 s"] * 2
+    with pytest.raises(TerraformError):
+        apply(Halting(5, 0, 3, said=said))
+    with pytest.raises(TerraformError):
+        apply(Halting(5, said=Diagnostic(summary=f"{denied} with an explicit deny")))
 
 
 def test_what_terraform_does_to_each_machine_is_told_once() -> None:

@@ -159,14 +159,13 @@ def test_tunnels_lead_to_ssh_through_endpoints_of_clusters(
     assert allows(POLICY, "ec2-instance-connect:OpenTunnel", arn, context) is can
 
 
-def test_the_only_roles_that_can_be_made_are_those_of_services_that_clusters_need() -> None:
+def test_the_only_roles_that_can_be_made_are_those_for_spot_instances_and_endpoints() -> None:
     def can(service: str) -> bool:
         role = f"arn:aws:iam::123456789012:role/aws-service-role/{service}/AWSServiceRole"
         return allows(POLICY, "iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": service})
 
     assert can("spot.amazonaws.com")
     assert can("ec2-instance-connect.amazonaws.com")
-    assert can("servicequotas.amazonaws.com")
     assert not can("ec2.amazonaws.com")
 
 

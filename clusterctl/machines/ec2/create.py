@@ -69,6 +69,9 @@ from clusterctl.transport.ssh import preload
 START_LIMIT = 300.0
 """Seconds that stopping and starting again may take."""
 
+EARLY = 5.0
+"""Seconds to wait until IAM knows the tags of what was just made."""
+
 _NAMED_BY_US = {"key pair": "aws_key_pair", "placement group": "aws_placement_group"}
 """Their names are the cluster's id, which is all over the state: their type tells."""
 
@@ -81,11 +84,13 @@ def apply(
     report: Reporter,
     may_go: Callable[[], Collection[str]],
     nodes: NodePhases | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Terraform's outputs. Asks again where AWS was too busy for a part, as long as each attempt
-    makes something; and once without what it failed over because it is there already.
-    `may_go`: the addresses of the machines that may be destroyed or replaced, asked for before each
-    attempt: what the last one has half made is among them. `nodes` is told which of them run.
+    """Terraform's outputs. Asks again where AWS was too busy for a part, or refused it while tags
+    were new, as long as each attempt makes something; and once without what it failed over because
+    it is there already. `may_go`: the addresses of the machines that may be destroyed or replaced,
+    asked for before each attempt: what the last one has half made is among them. `nodes` is told
+    which of them run.
 
     Raises TerraformError, and LeftoverError as `remove_unknown` does.
     """
@@ -111,6 +116,12 @@ def apply(
                 raise
             if refusals.is_transient(said) and known > before:
                 report(f"{refusals.from_terraform(said)}: continuing")
+            elif refusals.may_be_early(said) and known > before:
+                report(
+                    f"{refusals.from_terraform(said)}: perhaps the tags of what was just made are"
+                    " not yet known; trying again"
+                )
+                sleep(EARLY)
             elif refusals.is_repeated(said) and not tidied:
                 report(
                     "AWS already has resources that are not in Terraform's state:"

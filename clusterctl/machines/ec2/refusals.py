@@ -178,6 +178,14 @@ def is_transient(texts: Iterable[str]) -> bool:
     return bool(found) and all(known.passing for known in found)
 
 
+def may_be_early(texts: Iterable[str]) -> bool:
+    """Whether Terraform was refused what a policy allows by tags: IAM may not know the tags of what
+    was made a moment ago (terraform-provider-aws issues 6055 and 27028)."""
+    found = [" ".join(text.split()) for text in texts]
+    denied = [text for text in found if "api error UnauthorizedOperation" in text]
+    return bool(denied) and not any("explicit deny" in text for text in denied)
+
+
 def from_terraform(texts: Iterable[str]) -> ProviderError | None:
     """The first thing that we know in what Terraform said; a capacity error goes first."""
     found = []

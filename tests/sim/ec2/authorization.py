@@ -3,7 +3,7 @@
 Source: Service Authorization Reference, "Actions, resources, and condition keys for Amazon EC2". A
 call asks about every resource that it makes (with `aws:RequestTag`) or names (with
 `aws:ResourceTag`, as it is before the call), and once more about `ec2:CreateTags` for every new one
-that gets tags (with `ec2:CreateAction`). Describe… knows no resources.
+that gets tags (with `ec2:CreateAction`). Nearly all of Describe… knows no resources.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def asks(request: Request, look: Look, new_tags: Look) -> Iterator[dict[str, Any
     if request.service == "scheduler" and not request.action.startswith("List"):
         yield from _scheduling(action, request)
         return
-    if request.service != "ec2" or request.action.startswith(("Describe", "Get")):
+    general = request.action.startswith(("Describe", "Get"))
+    if request.service != "ec2" or (general and request.action not in TABLES["looks"]):
         yield {"action": action, "resource": "*", "context": {}}
         return
     new = list(NEW.get(request.action, ()))
