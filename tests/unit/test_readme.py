@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import clusterctl.errors
 from clusterctl.cli.main import make_command
 from scripts import readme
 
@@ -21,6 +22,13 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 def test_tables_and_drawing_are_those_of_the_result_files_and_the_code() -> None:
     for document, made in readme.write_documents().items():
         assert (ROOT / document).read_text() == made, "run: python scripts/readme.py"
+
+
+def test_every_exit_code_is_in_the_reference() -> None:
+    table = (ROOT / "docs" / "reference.md").read_text()
+    errors = [found for found in vars(clusterctl.errors).values() if isinstance(found, type)]
+    for code in {error.exit_code for error in errors if hasattr(error, "exit_code")}:
+        assert f"\n| {code} | " in table
 
 
 def test_the_readme_is_short() -> None:
