@@ -412,6 +412,8 @@ def _prepare_script(
     else in a copy of its tree."""
     spec = replace(spec, program=resolved.program)
     load_system(cluster.system).take_script(spec, cluster)
+    if spec.array:  # its tasks are the queue's
+        spec = replace(spec, array="", native={**spec.native, "array": spec.array})
     tree = resolved.tree
     if cluster.launcher.here:
         spec = replace(spec, in_place=str(tree.root / resolved.program.folder))

@@ -62,11 +62,11 @@ def call(
 
 def parse_rows(text: str) -> Dict[str, str]:
     """From `NUMBER|STATE|REASON` lines. The tasks of an array count as one job, which waits while
-    all of them do."""
+    all of them do, and so do the components of a heterogeneous one."""
     rows: Dict[str, str] = {}
     for line in text.splitlines():
         number, _, said = line.partition("|")
-        number = number.partition("_")[0]
+        number = re.split("[_+]", number)[0]
         state = rows.get(number, "PENDING").partition("|")[0]
         if state.startswith("PENDING") or "q" in state:
             rows[number] = said
@@ -116,8 +116,8 @@ class SlurmQueue:
         for line in text.splitlines():
             parts = (item.partition("=") for item in line.split())
             values = {name: value for name, _, value in parts}
-            said = (values.get(name, "") for name in ("JobState", "ExitCode", "Reason"))
-            ends.append("|".join(said))
+            said = [values.get(name, "") for name in ("JobState", "ExitCode")]
+            ends.append("|".join([*said, scripts.explain_slurm(line)]))
         return next(filter(self.LIVES.match, reversed(ends)), self.choose_end(ends))
 
     def choose_end(self, ends: List[str]) -> str:
@@ -131,6 +131,10 @@ class SlurmQueue:
         if said.out.startswith("JobId="):
             return scripts.read_slurm_tasks(said.out)
         return [] if "Invalid job id" in said.out + said.err else None
+
+    def explain(self, native: str, row: str) -> str:
+        """What the queue has said of a job, with what else is to be known of it."""
+        return row
 
     def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
         """The number of the point that this task of an array runs, and what else that is told."""
@@ -189,7 +193,15 @@ class GridQueue:
             return None
         records = re.split("={20,}", call("qacct", "-j", native).out)
         found = ((record, self.read_end(record)) for record in records)
-        return [scripts.read_grid_record(record, end) for record, end in found if end]
+        parts = (scripts.read_grid_record(record, end) for record, end in found if end)
+        return [*{part.id: part for part in parts}.values()]  # of a task that ran again, the last
+
+    def explain(self, native: str, row: str) -> str:
+        """What the queue has said of a job, with the reason for an error."""
+        state = row.partition("|")[0]
+        if "E" not in state:
+            return row
+        return f"{state}|{scripts.explain_grid(call('qstat', '-j', native).out)}"
 
     def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
         """Tasks count from 1 and leave none out, and points as people want them, who read what
@@ -259,7 +271,7 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
                 if ended:
                     continue
             if native in rows:
-                yield "queue " + rows[native]
+                yield "queue " + batch.explain(native, rows[native])
             elif not deaf:
                 end = batch.find_end(native, folder)
                 deaf = end is None

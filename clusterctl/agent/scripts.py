@@ -64,7 +64,7 @@ def learn(folder: str, parts: Sequence[Part]) -> None:
     ordered = _sort(known)
     for number, part in enumerate(ordered):
         _link(folder, number, part)
-    if any(part.state != WAITING for part in ordered):
+    if any(part.state == RUNNING or part.node for part in ordered):
         _note_start(folder, ordered)
 
 
@@ -166,6 +166,8 @@ def may_be_late(folder: str) -> bool:
 _FIELD = re.compile(r"(\w+)=(.*?)(?= [\w/:-]+=|$)")
 SLURM_TIME = "%Y-%m-%dT%H:%M:%S"
 GRID_TIMES = ("%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S")
+NO_OUTPUT = "0:53"
+"""The exit code that Slurm gives a job whose output file it could not create."""
 SLURM_LIVES = re.compile("PENDING|CONFIGURING|RUNNING|COMPLETING|SUSPENDED|REQUEUE")
 
 
@@ -176,19 +178,24 @@ def read_slurm_tasks(text: str) -> List[Part]:
 
 def _read_slurm_line(line: str) -> List[Part]:
     values = dict(_FIELD.findall(line))
-    word = values["JobState"]
+    if values.get("HetJobOffset", "0") != "0":
+        return []  # the script of a heterogeneous job runs in its first component
+    word, node = values["JobState"], values.get("BatchHost", "")
     state = ENDED
     if SLURM_LIVES.match(word):
         waits = word in ("PENDING", "CONFIGURING") or "REQUEUE" in word
         state = WAITING if waits else RUNNING
-    code, _, number = values.get("ExitCode", "0:0").partition(":")
+    said = values.get("ExitCode", "0:0")
+    code, _, number = said.partition(":")
+    if said == NO_OUTPUT:
+        code, number = "-1", ""
     part = Part(
         "0",
         state,
-        values.get("BatchHost", ""),
+        node,
         values.get("StdOut", ""),
         values.get("StdErr", ""),
-        0.0 if state == WAITING else read_time(values.get("StartTime", ""), SLURM_TIME),
+        0.0 if state == WAITING or not node else read_time(values["StartTime"], SLURM_TIME),
         read_time(values.get("EndTime", ""), SLURM_TIME) if state == ENDED else 0.0,
         word,
         128 + int(number) if number not in ("", "0") else int(code),
@@ -197,6 +204,23 @@ def _read_slurm_line(line: str) -> List[Part]:
     if len(tasks) > 1:  # those that wait are one line, and their output has no name yet
         return [part._replace(id=task, out="", err="") for task in tasks]
     return [part._replace(id=task) for task in tasks or ["0"]]
+
+
+def explain_slurm(line: str) -> str:
+    """Why a job has ended so, from `scontrol show job -o`."""
+    values: Dict[str, str] = dict(_FIELD.findall(line))
+    if values.get("ExitCode") != NO_OUTPUT:
+        return values.get("Reason", "")
+    path = values.get("StdOut", "")
+    folder = os.path.dirname(path)
+    lacks = "" if os.path.isdir(folder) else f": there is no folder {folder}"
+    return f"its output file {path} could not be created{lacks}"
+
+
+def explain_grid(text: str) -> str:
+    """Why a job is in error, from `qstat -j`."""
+    found = re.search(r"(?m)^error reason\s+\d+:\s+(?:.*?\]: )?(?:error: )?(.*)", text)
+    return found[1].strip() if found else ""
 
 
 def read_grid_tasks(native: str, text: str, row: str) -> List[Part]:

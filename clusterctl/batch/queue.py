@@ -200,7 +200,7 @@ class QueueSystem(BatchSystem):
             **dict.fromkeys(spec.particular, True),
         }
         known = (*(f"--{name}" for name in spec.native), *(f"-{name}" for name in spec.native))
-        known += ("--nodes", "--ranks-per-node")
+        known += ("--nodes", "--ranks-per-node", "--array")
         if wrong := [name for name, value in given.items() if value and name not in known]:
             raise UsageError(
                 f"{wrong[0]} means nothing to {spec.program.target}, a batch script, which goes to"
@@ -280,6 +280,8 @@ class QueueSystem(BatchSystem):
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
         """A script to hand in by hand: no state, no clean-up, no second attempt."""
         what = job.spec.program
+        if what.kind is ProgramKind.BATCH:
+            raise UsageError(f"{what.target} is a batch script already", hint=shlex.join(plan.argv))
         compiled = plan_compilation(what, job.spec.env)
         lines = self.directives(job.spec, job.id)
         lines = [line for line in lines if not line.startswith(self.ours)]

@@ -126,12 +126,18 @@ class Sge(QueueSystem):
         words = shlex.split("\n".join(_list_native(spec)))
         if name := spec.native.get("job-name"):
             words += ["-N", name]
+        if "requeue" in spec.native:
+            words += ["-r", "y"]
+        tasks, _, most = spec.native.get("array", "").partition("%")
+        words += ["-t", tasks] if tasks else []
+        words += ["-tc", most] if most else []
         return [*words, "-v", ",".join(spec.env)] if spec.env else words
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
         if "E" in state:
-            return JobState.QUEUED, f"in error ({state}): `qstat -j` on the login node shows why"
+            why = reason or "`qstat -j` on the login node shows why"
+            return JobState.QUEUED, f"in error ({state}), and waiting does not help: {why}"
         if "q" in state:
             return JobState.QUEUED, "held" if "h" in state else "waiting"
         return JobState.RUNNING, ""

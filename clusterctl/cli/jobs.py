@@ -205,7 +205,9 @@ def fetch(given: Fetch, console: Console) -> None:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)
         console.result("\n".join(escape(name) for name in names))
     elif not (brought.kept or brought.left_out or got.failed):
-        console.note(f"job {job} wrote no files")
+        place = store.read_job(job).spec.in_place
+        at = f"ran in {escape(place)}: its files are there" if place else "wrote no files"
+        console.note(f"job {job} {at}")
     note_fetched(console, got)
     console.document(**document_fetched(got))
     console.raise_first(got.failed)

@@ -12,7 +12,7 @@ import shlex
 import stat
 import sys
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from clusterctl.cli.output import (
     report_result,
     show_staging,
 )
-from clusterctl.core.job import Job, JobSpec, Program, ProgramKind
+from clusterctl.core.job import Job, JobSpec, LaunchPlan, Program, ProgramKind
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import read_variables
@@ -372,19 +372,11 @@ def _print_plan(console: Console, prepared: Any, given: Run) -> None:
     preview = prepared.preview
     placed = {place.node for place in job.placement}
     lines = [f"# {note}" for note in (*plan.notes, *plan.warnings, *conditions)]
-    lines += [f"# stage: {stage}", ""]
+    lines += [] if job.spec.in_place else [f"# stage: {stage}", ""]
     for title, text in preview.sections:
         lines += [f"# {title}", text]
-    lines += ["# every rank"]
-    for node, argv in plan.programs.items():
-        lines.append(f"{node}: {shlex.join(argv)}" if node in placed else shlex.join(argv))
-    lines += ["", "# environment"]
-    lines += [f"{name}={value}" for name, value in sorted({**plan.env, **secrets}.items())]
-    for node in plan.programs:
-        values = plan.node_env[node]
-        lines += [f"{node}: {name}={value}" for name, value in sorted(values.items())]
-    lines += ["", "# why"]
-    lines += [f"{reason.item}: {reason.why}" for reason in plan.reasons]
+    if plan.programs:
+        lines += _list_ranks(plan, placed, {**plan.env, **secrets})
     console.result("\n".join(lines))
     console.document(
         dry_run=True,
@@ -398,3 +390,17 @@ def _print_plan(console: Console, prepared: Any, given: Run) -> None:
         reasons=[make_plain(reason) for reason in plan.reasons],
         **preview.document,
     )
+
+
+def _list_ranks(plan: LaunchPlan, placed: Collection[str], env: Mapping[str, str]) -> list[str]:
+    """What every rank runs, what it finds, and why."""
+    lines = ["# every rank"]
+    for node, argv in plan.programs.items():
+        lines.append(f"{node}: {shlex.join(argv)}" if node in placed else shlex.join(argv))
+    lines += ["", "# environment"]
+    lines += [f"{name}={value}" for name, value in sorted(env.items())]
+    for node in plan.programs:
+        values = plan.node_env[node]
+        lines += [f"{node}: {name}={value}" for name, value in sorted(values.items())]
+    lines += ["", "# why"]
+    return [*lines, *(f"{reason.item}: {reason.why}" for reason in plan.reasons)]

@@ -64,7 +64,7 @@ BATCH_SYSTEMS = {
         short={
             **{"-A": "--account", "-C": "--constraint", "-G": "--gpus", "-J": "--job-name"},
             **{"-N": "--nodes", "-p": "--partition", "-t": "--time", "-w": "--nodelist"},
-            **{"-a": "--array", "-x": "--exclude"},
+            **{"-a": "--array", "-x": "--exclude", "--wrap": "-- COMMAND"},
         },
         misread={"-c": (r"\d+", "--cpus-per-task"), "-d": (r"(after|singleton)\w*.*", "")},
     ),

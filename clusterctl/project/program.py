@@ -16,6 +16,7 @@ from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
 from clusterctl.core.model import Cluster, Mpi
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import LANGUAGES
+from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
 from clusterctl.project.words import Asked, find_handed_on, find_launcher, find_shell_text
@@ -361,6 +362,8 @@ def list_bundled() -> list[str]:
 def _suggest(script: str) -> str:
     if similar := find_similar(script):
         return f"did you mean {similar}?"
+    if script in (row.emits for row in BATCH_SYSTEMS.values()):
+        return f"leave out {script}: clusterctl run [OPTIONS] SCRIPT hands in a batch script"
     if which(script):
         return f"for a command of the nodes: clusterctl run -- {script}"
     return f"give a path, or a bundled program: {', '.join(list_bundled())}"

@@ -30,6 +30,7 @@ def test_a_script_runs_in_its_folder_with_its_arguments(cli: Cli, site: Site) ->
     words = ("-e", "MINE=x y", "--job-name", "mine", *more[site.system], "job.sh", "a b", "c")
     done = cli("run", *words, code=7)
     assert done.of(0) == ["given: a b c x y", str(cli.folder.resolve())]
+    assert "its files are there" in cli("fetch", str(done.job)).err
     left = sorted({path.name for path in cli.folder.iterdir()} - {*before})
     assert left[0] == "here"
     assert left[1].startswith("mine")
@@ -74,5 +75,6 @@ def test_what_would_count_for_nothing_is_refused(cli: Cli, site: Site) -> None:
         assert words[0] in cli("run", *words, "job.sh", code=2).err
     (cli.folder / "pbs.sh").write_text("#!/bin/sh\n#PBS -l nodes=2\ntrue\n")
     assert "PBS" in cli("run", "pbs.sh", code=2).err
-    plan = cli.json("run", "--dry-run", "--nodes", "2", "job.sh", "x")
-    assert plan["command"][-3:] == ["--nodes=2", "job.sh", "x"]
+    plan = cli.json("run", "--dry-run", "--nodes", "2", "--array", "1-9%2", "job.sh", "x")
+    assert plan["command"][-4:] == ["--nodes=2", "--array=1-9%2", "job.sh", "x"]
+    assert "batch script already" in cli("run", "--emit", "sbatch", "job.sh", code=2).err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import scripts
+from clusterctl.agent import queues, scripts
 from clusterctl.agent.scripts import ENDED, RUNNING, WAITING, Part
 from clusterctl.batch import verdict
 
@@ -58,6 +58,56 @@ def test_where_grid_engine_puts_output(
     part = scripts.read_grid_tasks("7", text, "r|")[-1]
     assert part.out == str(tmp_path / out)
     assert part.err == (str(tmp_path / err) if err else "")
+
+
+def test_the_script_of_a_heterogeneous_job_runs_in_its_first_component() -> None:
+    state = "JobState=RUNNING BatchHost={} StartTime=2026-01-02T03:04:05 StdOut=/x/{}"
+    first = "JobId=30 HetJobId=30 HetJobOffset=0 " + state.format("c1", 30)
+    second = "JobId=31 HetJobId=30 HetJobOffset=1 " + state.format("c2", 31)
+    [part] = scripts.read_slurm_tasks(f"{first}\n{second}\n")
+    assert (part.node, part.out) == ("c1", "/x/30")
+
+
+def test_what_was_cancelled_while_it_waited_never_began(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    times = "StartTime=2026-01-02T03:04:05 EndTime=2026-01-02T03:04:05"
+    line = f"JobId=7 JobState=CANCELLED {times} ExitCode=0:0 NodeList=(null) StdOut=/x/y"
+    scripts.learn(str(tmp_path), scripts.read_slurm_tasks(line))
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_output_file_that_cannot_be_made_is_no_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "logs" / "x.out"
+    line = "JobId=7 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53 BatchHost=c1 StartTime=x"
+    line += f" StdErr={path} StdOut={path} Power="
+    scripts.learn(str(tmp_path), scripts.read_slurm_tasks(line))
+    assert not scripts.note_end(str(tmp_path))
+    assert f"no folder {path.parent}" in queues.SYSTEMS["slurm"].read_end(line)
+
+
+def test_grid_engine_says_why_a_job_is_in_error() -> None:
+    said = (
+        """job_number: 8\nerror reason    1:          11/29/2026 13:04:26 [0:97]: error: can't\n"""
+    )
+    assert scripts.explain_grid(said) == "can't"
+    assert scripts.explain_grid("job_number: 8\n") == ""
+
+
+def test_a_task_that_ran_again_has_ended_as_it_did_the_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """See `man accounting`: Grid Engine accounts for each time that a job ran."""
+    row = "taskid undefined\nhostname c1\nfailed {}\nexit_status {}\n"
+    records = ("=" * 62 + "\n").join(["", row.format("25 : rescheduling", 99), row.format(0, 0)])
+    (tmp_path / "records").write_text(records)
+    commands = {"qstat": "echo do not exist; exit 1", "qacct": f"cat {tmp_path}/records"}
+    for name, text in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    [part] = queues.SYSTEMS["sge"].describe("7", "")
+    assert (part.code, part.word) == (0, "COMPLETED")
 
 
 def make_parts(*codes: int, word: str = "FAILED", state: str = ENDED) -> list[Part]:
