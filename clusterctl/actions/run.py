@@ -614,10 +614,12 @@ def make_copy_command(prepared: Prepared) -> str:
     what = prepared.job.spec.program
     if not what.bundled:
         return ""
-    library = ("trainlib", "data") if what.kind is ProgramKind.PYTHON else ()
-    names = (what.source or what.target, *library)
     root = assets.find_folder("workloads")
-    return shlex.join(("cp", "-r", *(str(root / name) for name in names), "."))
+    path = project_tree.find_bundled(what.source or what.target) or root
+    library = ("trainlib", "data") if what.kind is ProgramKind.PYTHON else ()
+    beside = path.parent.glob("*.hpp") if what.source else ()
+    names = [path, *beside, *(root / name for name in library)]
+    return shlex.join(("cp", "-r", *map(str, names), "."))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -114,6 +115,8 @@ def _locate() -> str:
 STAGE_TIMEOUT = 600.0
 """Seconds that a node has to take what is sent to it."""
 COMPILE_TIMEOUT = 600.0
+COMPILE_PATIENCE = 2.0
+"""Seconds after which a person wants to know that a program is compiled."""
 SETUP_TIMEOUT = 3600.0
 SETUP_SHOWN = 20
 """Lines of its output that are shown where it fails."""
@@ -403,7 +406,7 @@ def put(
     certain = all(cluster.has(place.node) for place in job.placement)
     for note in project_tree.judge_answers(job.spec.program, lacks, certain=certain):
         report(note)
-    _compile(job, cluster, pool)
+    _compile(job, cluster, pool, report)
     return answers[placed[0]][1].strip()
 
 
@@ -507,7 +510,7 @@ def spread(
     return list({**results, **placed, **again}.values())
 
 
-def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
+def _compile(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> None:
     """Compiles a source file once per architecture, on the first worker of each, and copies it to
     the others. A job of a queue compiles its program itself, where it runs. Raises LaunchError with
     what the compiler said."""
@@ -520,7 +523,15 @@ def _compile(job: Job, cluster: Cluster, pool: Pool) -> None:
         node = cluster.node(name)
         groups.setdefault(node.facts.arch, []).append(node)
     for first, *others in groups.values():
-        binary = _compile_on(first, job, compiled, pool)
+        slow = threading.Timer(
+            COMPILE_PATIENCE, report, [f"compiling {program.source} on {first.name}"]
+        )
+        slow.daemon = True
+        slow.start()
+        try:
+            binary = _compile_on(first, job, compiled, pool)
+        finally:
+            slow.cancel()
 
         def send(name: str, binary: bytes = binary) -> NodeResult:
             folder = f"{cluster.node(name).root}/jobs/{job.id}"
@@ -537,9 +548,15 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
     program = job.spec.program
     target = quote(program.target)
     folder = f"{node.root}/jobs/{job.id}"
+    bins = [f"{node.mpi_prefix}/bin", *filter(None, [os.path.dirname(node.python)])]
+    # What was compiled of the same tree in the same way is there.
+    key = hashlib.sha256(f"{job.stage} {compiled.script} {bins}".encode()).hexdigest()[:16]
+    kept = quote(f"{node.root}/compiled/{key}")
+    keep = f"mkdir -p {quote(node.root)}/compiled && cp {target} {kept}.$$ && mv {kept}.$$ {kept}"
     command = (
         f"cd {quote(folder)}/work/{quote(program.folder)} || exit;"
-        f" PATH={quote(node.mpi_prefix)}/bin:$PATH; ({compiled.script}) &&"
+        f" PATH={quote(':'.join(bins))}:$PATH;"
+        f" if [ -x {kept} ]; then cp {kept} {target}; else ({compiled.script}) && {keep}; fi &&"
         f" {_count_staged(folder, program)} && cat {target}"
     )
     if node.contained:

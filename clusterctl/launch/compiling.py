@@ -54,6 +54,8 @@ class Compilation:
     language: Language
     chosen: tuple[str, ...]
     arguments: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+    """Of C++, which may use libtorch."""
 
     @property
     def line(self) -> str:
@@ -81,8 +83,11 @@ def plan_compilation(program: Program, env: Mapping[str, str]) -> Compilation | 
                 f"-e {name}={env[name]}: {error}", hint="close the quotes, as for a shell"
             ) from error
 
+    # A name may begin with a dash. Modules of Fortran come before what uses them.
+    sources = tuple(f"./{source}" for source in (*program.sources, program.source))
     return Compilation(
         language=language,
+        sources=sources if language is CXX else (),
         chosen=tuple(split_words(language.chooses)),
         arguments=(
             "-O2",
@@ -90,8 +95,7 @@ def plan_compilation(program: Program, env: Mapping[str, str]) -> Compilation | 
             *split_words(language.flags),
             *split_words("LDFLAGS"),
             *("-o", program.target),
-            # A name may begin with a dash. Modules of Fortran come before what uses them.
-            *(f"./{source}" for source in (*program.sources, program.source)),
+            *sources,
             *split_words("LDLIBS"),
             "-lm",
         ),

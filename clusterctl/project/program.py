@@ -353,9 +353,7 @@ def _locate_source(source: Path, tree: project_tree.Tree, working: str) -> str:
 
 def list_bundled() -> list[str]:
     """The names of the programs that travel with clusterctl."""
-    from clusterctl.core import assets
-
-    paths = assets.find_folder("workloads").glob("*")
+    paths = project_tree.list_bundled_files()
     return sorted(path.name for path in paths if path.suffix in {".py", *LANGUAGES})
 
 

@@ -236,12 +236,17 @@ class Tree:
         return f"{files}, {format_bytes(self.size)} from {self.root} ({how})"
 
 
+def list_bundled_files() -> list[Path]:
+    """The programs that travel with clusterctl, and what lies beside them."""
+    root = assets.find_folder("workloads")
+    return [path for folder in (root, root / "cpp") for path in folder.iterdir() if path.is_file()]
+
+
 def find_bundled(name: str) -> Path | None:
     """The bundled workload of that file name, if there is one."""
     if "/" in name or name.startswith("."):
         return None
-    found = assets.find_folder("workloads").iterdir()
-    return next((path for path in found if path.name == name and path.is_file()), None)
+    return next((path for path in list_bundled_files() if path.name == name), None)
 
 
 def find_tree(
