@@ -6,6 +6,7 @@ A message says what happened and to which node; the hint says what to do next.
 from __future__ import annotations
 
 import errno
+import sys
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """No space left on device; disk quota exceeded."""
@@ -24,6 +25,8 @@ class ClusterctlError(Exception):
         self.message = message
         self.hint = hint
         self.transient = transient
+        if hint and sys.version_info >= (3, 11):
+            self.add_note(f"→ {hint}")  # Python shows it with the message
 
 
 class UsageError(ClusterctlError, ValueError):

@@ -31,10 +31,10 @@ def test_the_guide_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.all
-def test_the_notebook_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells, one after the other, give what stands below them."""
-    monkeypatch.setenv("CLUSTERCTL_HOME", str(cli.home))
-    monkeypatch.chdir(cli.folder)
+def test_the_notebook_is_true(own: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells, one after the other, give what stands below them, and leave no cluster."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(own.home))
+    monkeypatch.chdir(own.folder)
     cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = 0
@@ -48,7 +48,7 @@ def test_the_notebook_is_true(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
         assert repr(value) == "".join(output["data"]["text/plain"])
         shown += 1
     assert shown >= 5
-    assert open_store().list_names() == ("default",)
+    assert open_store().list_names() == ()
 
 
 MODULE = """

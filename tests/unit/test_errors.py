@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import traceback
 
 import pytest
 
@@ -25,6 +27,13 @@ from clusterctl import errors
 )
 def test_a_reason_is_one_line(error: Exception, said: str) -> None:
     assert errors.describe_reason(error) == said
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python knows no notes")
+def test_python_shows_the_hint_of_an_error_that_nobody_caught() -> None:
+    error = errors.UsageError("a cluster on EC2 costs money", hint="add yes=True")
+    assert "add yes=True" in "".join(traceback.format_exception(error))
+    assert str(error) == "a cluster on EC2 costs money"
 
 
 @pytest.mark.parametrize(
