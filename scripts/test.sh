@@ -22,7 +22,7 @@ case "${1:-}" in
     ;;
 esac
 
-set_up workloads,report,tensorboard,dev \
+set_up workloads,tensorboard,dev \
     "openssh-server openssh-client iproute2 util-linux git gcc libc6-dev" \
     "g++ gfortran openmpi-bin libopenmpi-dev r-cran-rmpi docker.io iptables sudo curl debootstrap xz-utils docker-registry python3-dev
     systemd chromium zsh fish tcsh slurmctld slurmd slurm-client munge gridengine-master gridengine-exec gridengine-client" \

@@ -26,6 +26,9 @@ from clusterctl.insight.scaling import Curve, Curves
 from clusterctl.state.files import replace_file
 from clusterctl.state.store import Store
 
+LAST_LINES, LAST_BYTES = 15, 16_000
+"""Of each stream of a rank, at its end."""
+
 Redact = Callable[[str], str]
 
 
@@ -114,8 +117,22 @@ def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> Re
         facts=Table(("", ""), tuple(facts)),
         nodes=_tabulate_machines(found),
         points={job.id: points} if (points := _find_points(store, job, report)) else {},
+        last_lines=_tabulate_last_lines(store, job, redact),
         measured=verify.load_last(store, cluster) if cluster else None,
     )
+
+
+def _tabulate_last_lines(store: Store, job: Job, redact: Redact) -> Table | None:
+    """Of the rank that failed first, else of the first; what is on this machine."""
+    rank = job.failure.rank if job.failure else min(job.processes, default=0)
+    rows = []
+    for stream in ("out", "err"):
+        for path in (store.locate_job_folder(job.id) / "out").glob(f"*/rank-{rank}.{stream}"):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LAST_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+            rows += [(str(rank), f"std{stream}", redact(line)) for line in lines[-LAST_LINES:]]
+    return Table(("rank", "stream", "line"), tuple(rows)) if rows else None
 
 
 def _list_jobs(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job]:
@@ -159,6 +176,8 @@ def _list_origin(found: Provenance, redact: Redact) -> list[tuple[str, str]]:
         facts.append(("image", _join(*found.images.values())))
     if found.requirements:
         facts.append(("packages", ", ".join(found.requirements)))
+    if found.typed:
+        facts.append(("typed", shlex.join(("clusterctl", *found.typed))))
     if found.command:
         facts.append(("command", redact(shlex.join(found.command))))
     return facts

@@ -232,6 +232,8 @@ class Prepared:
     """Those that are installed for it; a rerun finds them in the state home."""
     command: str = ""
     """What one of them has to bring."""
+    typed: tuple[str, ...] = ()
+    """The command line of clusterctl."""
 
     @property
     def preview(self) -> Preview:
@@ -523,7 +525,9 @@ def _ship(
             job = jobs_submit.start(job, cluster, pool, port, report)
             started = True
             store.save_job(job)
-        found = records.describe_provenance(job, cluster, prepared.plan, prepared.tree, store)
+        found = records.describe_provenance(
+            *(job, cluster, prepared.plan, prepared.tree, store), prepared.typed
+        )
         store.save_provenance(job.id, found)
     except BaseException as error:
         if started or (starting and isinstance(error, KeyboardInterrupt)):

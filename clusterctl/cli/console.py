@@ -47,11 +47,13 @@ class Console:
         self._began = self._spoke = self._clock()
         self._doing = ""
         self._asking = False
+        self.arguments: tuple[str, ...] = ()
 
     @classmethod
-    def begin(cls) -> Console:
+    def begin(cls, arguments: Sequence[str] = ()) -> Console:
         """A new one, for a new command line."""
         cls._instance = cls()
+        cls._instance.arguments = tuple(arguments)
         return cls._instance
 
     @classmethod

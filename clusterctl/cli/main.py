@@ -457,7 +457,7 @@ def _complete_streams() -> None:
 
 def execute(arguments: list[str]) -> int:
     """Runs one command line; never raises. Returns the exit code."""
-    console = Console.begin()
+    console = Console.begin(arguments)
     try:
         try:
             return _run(arguments)

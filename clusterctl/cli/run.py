@@ -14,6 +14,7 @@ import sys
 import termios
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,9 +164,10 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
     needs = "none" if given.emit else given.requirements
 
     def plan(number: int) -> Prepared:
-        return actions_run.prepare(
+        found = actions_run.prepare(
             chosen, spec, resolved, secrets, number=number, requirements=needs
         )
+        return replace(found, typed=console.arguments)
 
     with ExitStack() as opened:
         pool = None

@@ -329,6 +329,8 @@ class Provenance:
     """What its tracked files differed by, cut at a limit."""
     patch_bytes: int = 0
     """The size of the whole patch; 0: the files were those of the commit."""
+    typed: tuple[str, ...] = ()
+    """The command line of clusterctl, without secrets; (): Python code started it."""
     command: tuple[str, ...] = ()
     """What started the ranks; `$NAME` was filled in on the launcher."""
     machines: tuple[Machine, ...] = ()

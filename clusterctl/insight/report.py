@@ -13,7 +13,6 @@ from typing import Any
 
 from clusterctl.core import assets
 from clusterctl.core.text import count, format_bytes, format_time
-from clusterctl.errors import UsageError
 from clusterctl.insight import metrics, scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure
@@ -60,6 +59,8 @@ class ReportData:
     nodes: Table | None = None
     job_table: Table | None = None
     points: Mapping[int, Sequence[MetricPoint]] = field(default_factory=dict)
+    last_lines: Table | None = None
+    """What ranks have written last."""
     cost: Table | None = None
     measured: Measurements | None = None
     """By `verify`."""
@@ -80,6 +81,7 @@ def make_sections(source: ReportData) -> list[Section]:
         Section("Nodes", source.nodes),
         Section("Jobs", source.job_table),
         _describe_metrics(source.points),
+        Section("Last output", source.last_lines),
         Section("Cost", source.cost),
         _describe_measurements(source.measured) if source.measured else None,
         _describe_allreduce(source.allreduce) if source.allreduce else None,
@@ -262,13 +264,7 @@ _numbers = itertools.count()
 
 
 def _make_figure() -> tuple[Any, Any]:
-    try:
-        import matplotlib
-    except ImportError:
-        raise UsageError(
-            "the plots of a report need matplotlib, which is not installed",
-            hint="pip install 'clusterctl[report]'",
-        ) from None
+    import matplotlib
     from matplotlib import figure as matplotlib_figure
 
     matplotlib.rcParams.update(

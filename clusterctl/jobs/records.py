@@ -10,7 +10,7 @@ import re
 import shutil
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from clusterctl.batch.direct import LEAST_OUTPUT, OUTPUT
 from clusterctl.core.job import Job, LaunchPlan, Machine, Provenance
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_bytes
-from clusterctl.core.variables import redact_patch
+from clusterctl.core.variables import redact_arguments, redact_patch
 from clusterctl.errors import RecordError
 from clusterctl.project import tree as project_tree
 from clusterctl.project.tree import KEPT_JOBS
@@ -36,7 +36,12 @@ PATCH = 1_000_000
 
 
 def describe_provenance(
-    job: Job, cluster: Cluster, plan: LaunchPlan, tree: project_tree.Tree, store: Store
+    job: Job,
+    cluster: Cluster,
+    plan: LaunchPlan,
+    tree: project_tree.Tree,
+    store: Store,
+    typed: Sequence[str] = (),
 ) -> Provenance:
     """Of a job that was started from `tree`, or from the files of the job that it runs again."""
     from clusterctl.project import packages  # not for a job that is there
@@ -53,6 +58,7 @@ def describe_provenance(
     )
     return replace(
         source,
+        typed=tuple(redact_arguments(typed)),
         command=plan.argv,
         machines=tuple(
             _describe_machine(cluster, place.node, place.count) for place in job.placement

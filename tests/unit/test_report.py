@@ -250,8 +250,18 @@ def test_the_page_of_a_failed_job_says_which_rank_failed(call: Call) -> None:
     failure = RankFailure(rank=3, node="worker-2", exit_code=139)
     made = job(where, id=9, state=JobState.FAILED, program_exit_code=139, failure=failure)
     open_store().save_job(replace(made, started=1.0, finished=2.0))
+    open_store().save_provenance(9, Provenance(typed=("run", "-e", "TOKEN=***", "train.py")))
+    folder = open_store().locate_job_folder(9) / "out" / "worker-2"
+    folder.mkdir(parents=True)
+    (folder / "rank-3.out").write_text("".join(f"step {n}\n" for n in range(100)))
+    (folder / "rank-3.err").write_text("login with api_key=abc123def\n")
+    (folder / "rank-2.out").write_text("another rank\n")
     said = call("report", "9", "--output", "-").out
     assert "failed: rank 3 on worker-2 was killed by SIGSEGV" in said
+    assert "clusterctl run -e &#39;TOKEN=***&#39; train.py" in said
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", said)
+    assert [c for c in cells if c.startswith("step")] == [f"step {n}" for n in range(85, 100)]
+    assert not {"another rank", "login with api_key=abc123def"}.intersection(cells)
 
 
 @pytest.mark.slow
