@@ -179,7 +179,7 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
 
 
 def _explain_no_metrics(job: int) -> str:
-    return f"no metrics found in job {job}; docs/jobs.md (Metrics) says what counts"
+    return f"no metrics found in job {job}; docs/outputs.md (Metrics) says what counts"
 
 
 def cancel(given: Cancel, console: Console) -> None:

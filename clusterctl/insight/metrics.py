@@ -227,7 +227,7 @@ def _parse_number(text: str) -> float:
 #     {"clusterctl": {"epoch": 3, "epochs": 10, "loss": 0.31, "samples_per_second": 5400}}
 #
 # or, where a rank prints none of these, in lines for people (see metric_lines). Pure.
-# `docs/jobs.md` says which names have a meaning; any other number is kept as it is.
+# `docs/outputs.md` says which names have a meaning; any other number is kept as it is.
 
 
 KEY = "clusterctl"

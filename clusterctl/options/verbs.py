@@ -339,7 +339,7 @@ ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
 
 STAGED = (kinds.STAGED,)
 SUPERVISED = (kinds.STAGED, kinds.SUPERVISED)
-SELDOM = "Less common, see docs/jobs.md"
+SELDOM = "Less common, see docs/reference.md"
 """What the help says before options that it only names, so that it fits on 60 lines."""
 
 
