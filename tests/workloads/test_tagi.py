@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from bench import tagi_layers
 from tests.sim.engine import cache
+from tests.transport.lab import free_port
 from tests.workloads.running import Programs
 from trainlib import data
 from trainlib.tagi import base, layers, models
@@ -226,7 +227,9 @@ def test_updates_are_capped_by_the_deviation() -> None:
 def test_the_cap_of_a_sum_is_that_of_all_rows(average: bool, part: float) -> None:
     """One row on each of two ranks make an update of two rows, 20 times as tight as of one."""
     layer = layers.Linear(1, 1, bias=False)
-    model = DDPSequential(layer, DDPConfig(0, 2, lambda tensor, mean: None), average=average)
+    model = DDPSequential(
+        layer, DDPConfig(world_size=2, all_reduce=lambda tensor, mean: None), average=average
+    )
     before, limit = layer.weight.mean.clone(), layer.weight.var.sqrt() / part
     layer.weight.delta_mean.fill_(1e3)
     model.step(1)
@@ -304,7 +307,7 @@ from trainlib.tagi import models
 from trainlib.tagi.output import HierarchicalSoftmax
 from trainlib.tagi.parallel import DDPConfig, DDPSequential
 
-ALONE = DDPConfig(0, 1, lambda tensor, average: None)
+ALONE = DDPConfig(all_reduce=lambda tensor, average: None)
 
 def make(kind):
     if kind == "mlp":
@@ -437,3 +440,41 @@ def differences(need: Any) -> dict[str, float]:
 @pytest.mark.parametrize("network", tagi_layers.NETWORKS)
 def test_four_steps_are_cutagis_own(differences: dict[str, float], network: str) -> None:
     assert differences[network] < tagi_layers.LIMIT
+
+
+SEED = """
+import os, sys, torch
+from trainlib.ranks import discover
+from trainlib.tagi.nn import DDPConfig, DDPSequential, Linear, ReLU, Sequential
+
+ranks = discover()
+torch.manual_seed(0)
+config = DDPConfig(
+    device_ids=[0, 1], backend=sys.argv[1], rank=ranks.rank, world_size=ranks.world
+)
+model = Sequential(Linear(1, 16), ReLU(), Linear(16, 2))
+ddp_model = DDPSequential(model, config, average=sys.argv[2] == "mean")
+mean, var = ddp_model.forward(torch.full((4, 1), ranks.rank + 1.0))
+before = torch.cat([p.mean.flatten() for p in model.parameters()])
+ddp_model.backward(torch.full_like(mean, 0.1), torch.full_like(var, -0.01))
+ddp_model.step(4)
+moved = torch.cat([p.mean.flatten() for p in model.parameters()]) - before
+print(f"{float(moved.double().norm()):.6f}", flush=True)
+"""
+
+
+@pytest.mark.mpi
+def test_the_snippet_of_its_seed(programs: Programs) -> None:
+    """As the README of cuTAGI has it: equal on all ranks, whichever backend, and the mean is half
+    of the sum."""
+    script = programs.script("seed.py", SEED)
+    programs.extra |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    moved = {}
+    for backend, how in (("gloo", "sum"), ("gloo", "mean"), ("mpi", "mean")):
+        ended = programs.mpirun(2, script, backend, how)
+        assert ended.code == 0, ended.err
+        first, second = map(float, ended.out.split())
+        assert first == second > 0
+        moved[backend, how] = first
+    assert moved["gloo", "mean"] == moved["mpi", "mean"]
+    assert moved["gloo", "sum"] > moved["gloo", "mean"]

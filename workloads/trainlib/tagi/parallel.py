@@ -6,25 +6,45 @@ here any backend will do, and every nested layer takes part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 
+from trainlib import mpi
+from trainlib.ranks import discover
 from trainlib.session import Session
 from trainlib.tagi.base import Layer, Moments, cap
 from trainlib.tagi.layers import BatchNorm2d
 
+AllReduce = Callable[[torch.Tensor, bool], None]
+"""Replaces a tensor by its sum over the ranks; by the mean if the second argument is True."""
 
-@dataclass(frozen=True)
+
 class DDPConfig:
-    """How the ranks talk to each other."""
+    """How the ranks talk to each other.
 
-    rank: int
-    world_size: int
-    all_reduce: Callable[[torch.Tensor, bool], None]
-    """Replaces a tensor by its sum over the ranks; by the mean if the second argument is True."""
-    backend: str = "custom"
+    Args:
+        device_ids: The GPUs of a node, by local rank: for nccl.
+        backend: gloo or nccl, which meet at MASTER_ADDR and MASTER_PORT, or mpi.
+        all_reduce: Instead of these.
+
+    Raises:
+        ValueError: The backend is none of them.
+        StartError: MPI cannot be used.
+    """
+
+    def __init__(
+        self,
+        device_ids: Sequence[int] = (),
+        backend: str = "gloo",
+        rank: int = 0,
+        world_size: int = 1,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
+        self.device_ids, self.backend = tuple(device_ids), backend
+        self.rank, self.world_size = rank, world_size
+        self.all_reduce = all_reduce or self._connect()
 
     @staticmethod
     def of(session: Session) -> DDPConfig:
@@ -33,7 +53,29 @@ class DDPConfig:
         def all_reduce(tensor: torch.Tensor, average: bool) -> None:
             session.reduce(tensor, average=average)
 
-        return DDPConfig(session.ranks.rank, session.ranks.world, all_reduce, session.backend)
+        ranks = session.ranks
+        return DDPConfig((), session.backend, ranks.rank, ranks.world, all_reduce)
+
+    def _connect(self) -> AllReduce:
+        if self.backend not in ("gloo", "nccl", "mpi"):
+            raise ValueError(f"backend is {self.backend!r}, not gloo, nccl or mpi")
+        if self.world_size == 1:
+            return lambda tensor, average: None
+        if self.backend == "mpi":
+            averager = mpi.Averager(mpi.start(discover()), device_pointers=False)
+            return lambda tensor, average: averager.reduce(tensor, average=average)
+        if self.backend == "nccl":
+            local = discover().local_rank
+            torch.cuda.set_device(self.device_ids[local] if self.device_ids else local)
+        if not dist.is_initialized():
+            dist.init_process_group(self.backend, rank=self.rank, world_size=self.world_size)
+
+        def all_reduce(tensor: torch.Tensor, average: bool) -> None:
+            dist.all_reduce(tensor)
+            if average:
+                tensor.div_(self.world_size)
+
+        return all_reduce
 
 
 class DDPSequential:
