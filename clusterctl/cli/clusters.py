@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -144,7 +145,7 @@ def document_removed(gone: Any) -> dict[str, Any]:
 def _suggest_next(cluster: Cluster, *, alone: bool) -> str:
     option, argument = ("", "") if alone else (f"-c {cluster.name} ", f" {cluster.name}")
     return (
-        f". Next:\n  clusterctl run {option}{_choose_program(cluster)} 1000 1000\n"
+        f". Next:\n  clusterctl run {option}{_choose_program(cluster)}\n"
         f"  clusterctl status{argument}\n  clusterctl down{argument}"
     )
 
@@ -158,10 +159,13 @@ def describe_end(cluster: Cluster) -> str:
 
 
 def _choose_program(cluster: Cluster) -> str:
-    """The bundled program that shows what the cluster is for."""
+    """A program of the current folder, else the bundled one that shows what the cluster is for."""
+    for name in ("train.py", "main.py"):
+        if os.path.isfile(name):
+            return name
     gpu = any(node.accelerator.value != "none" for node in cluster.workers)
     named = any(group.family not in ("", "cpu") for group in cluster.spec.groups)
-    return "multinode_ddp_mpi_gpu.py" if gpu or named else "multinode_ddp_mpi.py"
+    return f"multinode_ddp_mpi{'_gpu' if gpu or named else ''}.py 1000 1000"
 
 
 def _list_receipt(lines: Any) -> list[list[object]]:

@@ -43,6 +43,8 @@ def test_the_page_is_true(name: str, own: Cli) -> None:
         if example:
             lines = (own.folder / f"printed-{number}").read_text().splitlines()
             compare(json.loads(example), json.loads(lines[-1]))
+    suggested = "Next:\n  clusterctl run train.py\n"
+    assert suggested in done.stderr or "clusterctl up --quiet" in page, "a program of this folder"
     assert [path.name for path in own.folder.glob("job-1/*/*")] != []
     assert own.clusters() == []
 
