@@ -102,3 +102,14 @@ def test_commands_can_be_typed(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         if hasattr(command, "resolve_command"):
             continue  # a family of verbs is named, such as `clusterctl data`
         command.make_context(shlex.join(words), list(rest), parent=context)
+
+
+def test_pages_name_tests_that_there_are() -> None:
+    missing = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for file, name in re.findall(r"`(\w+/test_\w+\.py)(?:::(\w+))?`", text):
+            path = ROOT / "tests" / file
+            if not path.is_file() or (name and f"def {name}(" not in path.read_text()):
+                missing.append(f"{page.name}: {file}::{name}")
+    assert missing == []
