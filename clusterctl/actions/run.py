@@ -284,6 +284,7 @@ def make_spec(given: Run, program: Program) -> tuple[JobSpec, dict[str, str]]:
         env=variables,
         secret_names=tuple(sorted(secrets)),
         env_files=tuple(str(path.absolute()) for path in given.env_file),
+        in_place="." if given.own_folder else "",
     )
     return replace(spec, ranks=1, ranks_per_node=0, nodes=0) if given.once else spec, secrets
 
@@ -334,6 +335,11 @@ def prepare(
         resolved = programs.find_batch_script(resolved)
     if resolved.program.kind is ProgramKind.BATCH:
         return _prepare_script(cluster, spec, resolved, number=number)
+    if spec.in_place:
+        raise UsageError(
+            f"--in-place works only with a batch script, which {resolved.program.target} is not",
+            hint="leave it out: ranks run in a copy of the tree",
+        )
     packages, wanted, command, unread = None, None, "", ""
     spec = replace(spec, setup=spec.setup or project_packages.find_setup(resolved))
     chosen_python = project_packages.choose_packages(cluster, spec.python)
@@ -420,6 +426,12 @@ def _prepare_script(
     if cluster.launcher.here:
         spec = replace(spec, in_place=str(tree.root / resolved.program.folder))
         tree = replace(tree, files=())
+    elif spec.in_place:
+        raise UsageError(
+            f"--in-place works only on the login node: the folder of {resolved.program.target} is"
+            " on this machine, where no compute node sees it",
+            hint="leave it out: the script starts in a copy of the tree on the login node",
+        )
     job, plan = plan_job(cluster, spec, number=number)
     return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets={})
 

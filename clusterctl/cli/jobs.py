@@ -30,7 +30,7 @@ from clusterctl.cli.output import (
 from clusterctl.cli.output import document as job_document
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.variables import read_variables
-from clusterctl.errors import NodeUnreachable
+from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.insight import metrics as insight_metrics
 from clusterctl.options.verbs import Cancel, Fetch, Jobs, Logs
 from clusterctl.state.store import Store
@@ -183,17 +183,38 @@ def _explain_no_metrics(job: int) -> str:
 
 
 def cancel(given: Cancel, console: Console) -> None:
-    store, job = choose_number(given, console)
-    with console.show_waiting():
-        ended = actions_jobs.cancel(store, job, given.cluster, console.report)
-    left = {name: count for name, count in ended.survivors.items() if count}
-    before = "was" if ended.state is JobState.CANCELLED else "had already ended:"
-    counted = ended.survivors or not ended.reason
-    how = actions_jobs.describe_survivors(ended) if counted else ended.reason
-    console.result(f"job {job} {before} {ended.state.value}; {how}")
-    console.document(job=job_document(ended))
-    if left:
+    store, where, numbers = common.open_store(), given.cluster, list(dict.fromkeys(given.jobs))
+    if not numbers:
+        store, last = choose_number(given, console)
+        numbers = [last]
+    for number in numbers[1:] and numbers:  # one that is wrong ends no other job
+        actions_jobs.find_job(store, number, where)
+    done, failed = list[Job](), list[ClusterctlError]()
+    for number in numbers:
+        try:
+            with console.show_waiting():
+                done.append(actions_jobs.cancel(store, number, where, console.report))
+        except ClusterctlError as error:
+            failed.append(error)
+            continue
+        console.result(_describe_cancelled(done[-1]))
+    found = [job_document(job) for job in done]
+    if len(numbers) > 1:
+        console.document(jobs=found)
+    elif found:
+        console.document(job=found[0])
+    else:
+        raise failed[0]
+    console.raise_first(failed)
+    if any(count for job in done for count in job.survivors.values()):
         raise typer.Exit(4)
+
+
+def _describe_cancelled(job: Job) -> str:
+    before = "was" if job.state is JobState.CANCELLED else "had already ended:"
+    counted = job.survivors or not job.reason
+    how = actions_jobs.describe_survivors(job) if counted else job.reason
+    return f"job {job.id} {before} {job.state.value}; {how}"
 
 
 def fetch(given: Fetch, console: Console) -> None:

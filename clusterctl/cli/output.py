@@ -474,7 +474,7 @@ def choose_number(
     from clusterctl.options.verbs import Cancel, Rerun
 
     store = common.open_store()
-    if given.job is not None:
+    if not isinstance(given, Cancel) and given.job is not None:
         return store, given.job
     # `rerun` names the cluster where it is to run, not the one where it ran.
     where = None if isinstance(given, Rerun) else given.cluster

@@ -499,6 +499,10 @@ class Run(Started, heading=JOBS, module="run"):
         limits=batch_systems.TERMINAL,
         settable=False,
     )
+    own_folder = flag(
+        *("--in-place", batch_systems.GROUP, "Run a batch script in its folder (login node only)"),
+        settable=False,
+    )
     modules = texts("--module", batch_systems.GROUP, "Environment module; repeatable", "NAME")
     venv = text("--venv", batch_systems.GROUP, "Virtual environment on the nodes", "DIR")
     container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
@@ -657,10 +661,15 @@ class Logs(Common, heading=JOBS, module="jobs"):
 
 
 class Cancel(Common, heading=JOBS, module="jobs"):
-    """Stop a job on all nodes, and verify that no process of it is left."""
+    """Stop jobs on all nodes, and verify that no process of them is left."""
 
-    examples = ("clusterctl cancel 7",)
-    job = LAST_JOB
+    examples = ("clusterctl cancel 7", "clusterctl cancel 7 8 9")
+    jobs: Option[tuple[int, ...]] = Option(
+        *("", ARGUMENTS, "Numbers of the jobs (default: the last one)", "[JOB...]"),
+        empty=(),
+        many=True,
+        check=at_least_zero,
+    )
     cluster = OF_JOB
 
 

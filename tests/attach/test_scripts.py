@@ -75,6 +75,10 @@ def test_what_would_count_for_nothing_is_refused(cli: Cli, site: Site) -> None:
         assert words[0] in cli("run", *words, "job.sh", code=2).err
     (cli.folder / "pbs.sh").write_text("#!/bin/sh\n#PBS -l nodes=2\ntrue\n")
     assert "PBS" in cli("run", "pbs.sh", code=2).err
-    plan = cli.json("run", "--dry-run", "--nodes", "2", "--array", "1-9%2", "job.sh", "x")
+    (cli.folder / "plain.py").touch()
+    assert "batch script" in cli("run", "--in-place", "plain.py", code=2).err
+    plan = cli.json(
+        "run", "--dry-run", "--in-place", "--nodes", "2", "--array", "1-9%2", "job.sh", "x"
+    )
     assert plan["command"][-4:] == ["--nodes=2", "--array=1-9%2", "job.sh", "x"]
     assert "batch script already" in cli("run", "--emit", "sbatch", "job.sh", code=2).err

@@ -774,6 +774,8 @@ def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:
     assert (login["role"], login["address"]) == ("login", "cluster")
     # As plain ssh would show it, with what ~/.bashrc prints.
     assert remote("ssh", "--", "echo in; hostname").out.endswith("\nin\nlogin\n")
+    remote.script("job.sh", "#!/bin/sh\n#SBATCH -n 1\n#$ -cwd\n").chmod(0o755)
+    assert "login node" in remote("run", "--in-place", "job.sh", code=2).err
     size = {"slurm": ["--nodes", "1"], "sge": ["-pe", "mpi", "2"]}[site.system]
     told = remote("run", "--interactive", *size, "uname", "-n", code=None)
     assert told.out.split()[-1:] in (["c1"], ["c2"]), told

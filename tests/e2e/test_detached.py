@@ -104,11 +104,13 @@ def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
     follower = cli.start("run", *fill(cli), gates[2])
     follower.until("is waiting")
     third = follower.now().job
-    doomed = cli.detach(*fill(cli), gates[3])
+    doomed = [cli.detach(*fill(cli), gates[3]) for _ in range(2)]
     cli.until_state(second, "queued")
     cli.until_state(third, "queued")
-    cli.until_state(doomed, "queued")
-    assert cli.json("cancel", doomed)["job"]["state"] == "cancelled"
+    cli("cancel", *doomed, 9999, code=7)  # a number that is wrong ends no other job
+    cli.until_state(doomed[0], "queued")
+    ended = cli.json("cancel", *doomed, doomed[0])["jobs"]
+    assert [(job["id"], job["state"]) for job in ended] == [(n, "cancelled") for n in doomed]
 
     gates[3].touch()
     beside = cli("run", *fill(cli, "--now"), gates[3])
@@ -124,14 +126,14 @@ def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
     done = follower.wait(30)
     assert (done.code, done.of(0)) == (0, ["on"])
     jobs = cli.jobs()
-    assert [jobs[n]["state"] for n in (first, second, doomed)] == [
+    assert [jobs[n]["state"] for n in (first, second, doomed[0])] == [
         "succeeded",
         "succeeded",
         "cancelled",
     ]
     assert jobs[first]["finished"] <= jobs[second]["started"]
     assert jobs[second]["finished"] <= jobs[third]["started"]
-    assert jobs[doomed]["started"] is None
+    assert jobs[doomed[0]]["started"] is None
 
 
 def test_jobs_that_fit_run_beside_each_other(own: Cli, need: Need) -> None:
