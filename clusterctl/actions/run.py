@@ -396,6 +396,7 @@ def prepare(
         unread,
         programs.warn_of_backend(resolved, spec.backend),
         programs.warn_of_launcher(resolved, job.ranks),
+        load_system(cluster.system).warn_of_sharing(job.spec),
         programs.warn_of_no_mpi(
             resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi
         ),

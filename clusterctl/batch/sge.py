@@ -96,8 +96,8 @@ class Sge(QueueSystem):
 
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         """Grid Engine counts slots, one rank each. UsageError for more ranks than slots."""
-        _, _, given = spec.native.get("pe", "").rpartition(" ")
-        slots = int(given) if given.isdecimal() else 1
+        most = re.search(r"\d+$", spec.native.get("pe", ""), re.ASCII)
+        slots = int(most[0]) if most else 1  # of fewer, the script gives each a rank
         if spec.ranks > slots:
             raise UsageError(
                 f"--ranks {spec.ranks} do not fit into {count(slots, 'slot')}",

@@ -144,6 +144,16 @@ class Slurm(QueueSystem):
             nodes = spec.ranks // each
         return replace(spec, nodes=nodes, ranks_per_node=each, ranks=0)
 
+    def warn_of_sharing(self, spec: JobSpec) -> str:
+        total, each = _count_gpus(spec, "gpus"), _count_gpus_per_node(spec)
+        if total and spec.ranks > total:
+            return f"{count(total, 'GPU')} for {spec.ranks} ranks: several share one"
+        if each and spec.ranks_per_node > each:
+            return (
+                f"{count(each, 'GPU')} for {spec.ranks_per_node} ranks per node: several share one"
+            )
+        return ""
+
     def directives(self, spec: JobSpec, number: int) -> list[str]:
         lines = [
             f"--job-name={make_job_name(spec, number)}",

@@ -110,6 +110,10 @@ class BatchSystem(ABC):
     def plan(self, request: Request) -> LaunchPlan:
         """How the ranks are started. Raises LaunchError where that cannot work."""
 
+    def warn_of_sharing(self, spec: JobSpec) -> str:
+        """For people: that ranks have to share GPUs, as far as the options say so."""
+        return ""
+
     @abstractmethod
     def preview(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> Preview: ...
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from clusterctl.errors import UsageError
 from clusterctl.options import kinds
 from clusterctl.options.kinds import Group, Limit, Option, flag, text, texts
-from clusterctl.options.values import at_least_one
 
 Declare = Callable[[str, Group], Option[Any]]
 """A kind of option: makes one of its spelling and its group."""
@@ -42,7 +42,16 @@ class BatchOptions:
 
 
 def _read_slots(words: list[str], option: str) -> str:
-    return f"{words[0]} {at_least_one(words[1], option)}"
+    """`mpi 8` or `mpi 2-8`: from the least to the most that help."""
+    given = f"{words[0]} {words[1]}"
+    least, dash, most = words[1].partition("-")
+    ends = (least, most) if dash else (least,)
+    if not all(end.isdecimal() and int(end) for end in ends) or (dash and int(least) > int(most)):
+        raise UsageError(
+            f"{option} {given}: expected a number of slots, or the least and the most of them",
+            hint=f"for example {option} {words[0]} 8 or {option} {words[0]} 2-8",
+        )
+    return given
 
 
 _any_option = partial(texts, help="", metavar="ARG")

@@ -500,7 +500,8 @@ class Run(Started, heading=JOBS, module="run"):
         settable=False,
     )
     own_folder = flag(
-        *("--in-place", batch_systems.GROUP, "Run a batch script in its folder (login node only)"),
+        *("--in-place", MORE_PROGRAM, "Run a batch script in its folder (login node only)"),
+        limits=(batch_systems.ONLY, *STAGED),
         settable=False,
     )
     modules = texts("--module", batch_systems.GROUP, "Environment module; repeatable", "NAME")

@@ -277,6 +277,19 @@ def test_what_the_queue_says(system: str, line: str, state: str, reason: str) ->
     assert found.finished == (130.0 if found.state.ended else None)
 
 
+def test_slots_may_be_a_range() -> None:
+    made = batch_job("sge", native={"pe": "mpi 2-6"})
+    assert made.ranks == 6  # at most
+    assert "-pe mpi 2-6" in load_system("sge").directives(made.spec, 7)
+
+
+def test_ranks_that_share_gpus_are_told() -> None:
+    slurm = load_system("slurm")
+    shared = batch_job("slurm", native={"gpus-per-node": "2"}, ranks_per_node=4)
+    assert "2 GPUs for 4 ranks per node" in slurm.warn_of_sharing(shared.spec)
+    assert not slurm.warn_of_sharing(batch_job("slurm", native={"gpus-per-node": "2"}).spec)
+
+
 def test_a_requeued_job_waits_again() -> None:
     found = status("slurm", f"{RAN}stop 120 stopped\nqueue PENDING|BeginTime\n")
     assert (found.state, found.reason) == (JobState.QUEUED, "BeginTime")
