@@ -248,6 +248,7 @@ def resolve_run(given: Run, stdin: Stdin | None = None) -> Resolved:
     if module is not None and translate(("python", "-m", module, *words)).launcher:
         words, module = ["python", "-m", module, *words], None
     where: Any = {"chosen": given.stage, "limit": given.max_stage}
+    made: Any = {**where, "sources": sources, "made_there": bool(given.setup)}
     if module is not None:
         if sources:
             raise UsageError(
@@ -255,13 +256,13 @@ def resolve_run(given: Run, stdin: Stdin | None = None) -> Resolved:
             )
         found = programs.resolve_module(module, tuple(words), **where)
     elif (asked := translate(words[words[0] == "--" :], once=given.once)).launcher:
-        found = programs.resolve_command(asked.command, sources=sources, **where)
+        found = programs.resolve_command(asked.command, **made)
         program = replace(found.program, local_rank=asked.local_rank)
         found = replace(found, program=program, asked=asked)
     elif words[0] == "--":
-        found = programs.resolve_command(words[1:], sources=sources, **where)
+        found = programs.resolve_command(words[1:], **made)
     else:
-        found = programs.resolve_program(words[0], tuple(words[1:]), sources=sources, **where)
+        found = programs.resolve_program(words[0], tuple(words[1:]), **made)
     found = replace(found, tree=project_tree.include(found.tree, given.include, given.max_stage))
     secret = {path.resolve() for path in given.env_file}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)

@@ -58,10 +58,13 @@ def resolve_program(
     chosen: Path | None = None,
     sources: Sequence[Path] = (),
     limit: int = 0,
+    made_there: bool = False,
 ) -> Resolved:
     """SCRIPT is a path, a module, a command of the project, or the name of a bundled workload; a
     file here wins over others. `python …` and `bash …` are understood. `sources` are compiled with
-    it."""
+    it. `made_there`: --setup may make a file that is not here."""
+    if made_there and "/" in script and not Path(script).exists():
+        return resolve_command((script, *args), chosen=chosen, limit=limit, made_there=True)
     starts = bool(args) and script in (*PYTHONS, *SHELLS)
     makes = not starts and own_project.is_command(script, Path.cwd())
     if (starts or makes) and not Path(script).is_file():
@@ -205,6 +208,7 @@ def resolve_command(
     chosen: Path | None = None,
     sources: Sequence[Path] = (),
     limit: int = 0,
+    made_there: bool = False,
 ) -> Resolved:
     """`-- COMMAND ARGS`: a program of the nodes, beside the files of the current folder. A script
     of the tree, a bundled program and what Python is to run are what they are without `--`."""
@@ -224,7 +228,7 @@ def resolve_command(
         raise _make_not_compiled_error(word)
     here = Path.cwd()
     # A relative path is one of the copied files: those of nodes are on PATH, or absolute.
-    relative = "/" in word and not os.path.isabs(word)
+    relative = "/" in word and not os.path.isabs(word) and not made_there
     if relative and not any(os.path.exists(place / word) for place in (here, chosen or here)):
         raise UsageError(
             f"no file {word} here to copy to the nodes",

@@ -64,3 +64,5 @@ def test_setup_runs_once_for_its_lines_and_tree(cli: Cli) -> None:
     see_runs(2)
     script.write_text(f"{script.read_text()} # new")
     see_runs(3)
+    made = "printf '#!/bin/sh\\necho built\\n' >tool; chmod +x tool"
+    assert cli("run", "--once", "--setup", made, "./tool").of(0) == ["built"]
