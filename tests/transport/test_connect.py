@@ -503,7 +503,7 @@ def test_proxy_command_that_ends(sshd: Sshd, home: Path) -> None:
     started = time.monotonic()
     with (
         closing(sshd.transport(use_ssh_config=True)) as transport,
-        pytest.raises(NodeUnreachable, match=r"\): gone$"),
+        pytest.raises(NodeUnreachable, match=r"\): gone(\n→ |$)"),
     ):
         transport.connect(200)
     assert time.monotonic() - started < 100
