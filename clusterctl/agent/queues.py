@@ -23,6 +23,8 @@ LATE = 30
 """Seconds after which whoever was to hand a job in does not any more."""
 AGAIN = 2
 """Seconds between two attempts to hand a job in."""
+OBSTACLE = "obstacle"
+"""The file that says why a job can never start."""
 SILENT = 124
 """The exit code of a command that did not end in its time."""
 
@@ -132,7 +134,11 @@ class SlurmQueue:
             return scripts.read_slurm_tasks(said.out)
         return [] if "Invalid job id" in said.out + said.err else None
 
-    def explain(self, native: str, row: str) -> str:
+    def find_obstacle(self, native: str) -> str:
+        """Why a job that was just handed in can never start; "": squeue says it."""
+        return ""
+
+    def explain(self, native: str, row: str, folder: str) -> str:
         """What the queue has said of a job, with what else is to be known of it."""
         return row
 
@@ -196,12 +202,19 @@ class GridQueue:
         parts = (scripts.read_grid_record(record, end) for record, end in found if end)
         return [*{part.id: part for part in parts}.values()]  # of a task that ran again, the last
 
-    def explain(self, native: str, row: str) -> str:
-        """What the queue has said of a job, with the reason for an error."""
+    def find_obstacle(self, native: str) -> str:
+        """Why a job that was just handed in can never start: qstat lists it as any that waits."""
+        said = call("qalter", "-w", "v", native, limit=2)
+        if "no suitable queues" not in said.out + said.err:
+            return ""
+        return re.sub(r"^Job \d+( \(-l )?", r"\1", (said.out + said.err).partition("\n")[0]).strip()
+
+    def explain(self, native: str, row: str, folder: str) -> str:
+        """What the queue has said of a job, with the reason for an error, or for never starting."""
         state = row.partition("|")[0]
-        if "E" not in state:
-            return row
-        return f"{state}|{scripts.explain_grid(call('qstat', '-j', native).out)}"
+        if "E" in state:
+            return f"{state}|{scripts.explain_grid(call('qstat', '-j', native).out)}"
+        return f"{state}|{processes.read_text(os.path.join(folder, OBSTACLE))}"
 
     def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
         """Tasks count from 1 and leave none out, and points as people want them, who read what
@@ -271,7 +284,7 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
                 if ended:
                     continue
             if native in rows:
-                yield "queue " + batch.explain(native, rows[native])
+                yield "queue " + batch.explain(native, rows[native], folder)
             elif not deaf:
                 end = batch.find_end(native, folder)
                 deaf = end is None
@@ -382,6 +395,9 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     # Of an array, Grid Engine prints its tasks, too: 4711.1-8:1
     native = said.out.partition("\n")[0].partition(".")[0]
     processes.write("native", native + "\n")
+    obstacle = batch.find_obstacle(native)
+    if obstacle:
+        processes.write(OBSTACLE, obstacle)
     if own:
         scripts.learn(".", batch.describe(native.partition(";")[0], "") or ())
     if processes.read_text("stop"):  # cancelled meanwhile

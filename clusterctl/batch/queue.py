@@ -49,6 +49,8 @@ batch system may be about to end."""
 LEAD = 60
 """Seconds between the warning and the time limit, where ranks need no more than that to save."""
 
+HOPELESS = "waiting does not help: cancel it and ask for something else"
+
 _SAFE = re.compile(r"[\w.,:@%+=/\[\]&|*()!^~-]+", re.ASCII)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from clusterctl.agent import queues
 from clusterctl.batch.queue import (
+    HOPELESS,
     QueueSystem,
     check_value,
     choose_lead,
@@ -137,7 +138,9 @@ class Sge(QueueSystem):
         """qstat's letters: `q` waits (`h` held, `E` in error), all else is some kind of running."""
         if "E" in state:
             why = reason or "`qstat -j` on the login node shows why"
-            return JobState.QUEUED, f"in error ({state}), and waiting does not help: {why}"
+            return JobState.QUEUED, f"in error ({state}): {why} (waiting does not help)"
+        if "q" in state and reason:
+            return JobState.QUEUED, f"{reason} ({HOPELESS})"
         if "q" in state:
             return JobState.QUEUED, "held" if "h" in state else "waiting"
         return JobState.RUNNING, ""

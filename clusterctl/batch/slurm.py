@@ -9,6 +9,7 @@ from dataclasses import replace
 from signal import Signals
 
 from clusterctl.agent import queues
+from clusterctl.batch import queue
 from clusterctl.batch.queue import (
     QueueSystem,
     check_value,
@@ -50,6 +51,7 @@ HOPELESS = re.compile(
 )
 """Reasons for which a job waits that no free node will end.
 https://slurm.schedmd.com/job_reason_codes.html"""
+CLOSED = re.compile("Partition(Down|Inactive)")
 HELD = re.compile("JobHeld(Admin|User)|JobHoldMaxRequeue")
 
 GONE: dict[str, JobState] = {
@@ -186,7 +188,9 @@ class Slurm(QueueSystem):
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         if HOPELESS.fullmatch(reason):
-            reason += " (waiting does not help: cancel it and ask for something else)"
+            reason += f" ({queue.HOPELESS})"
+        elif CLOSED.fullmatch(reason):
+            reason += " (closed by the site: `scontrol show partition` shows what is open)"
         elif HELD.fullmatch(reason):
             reason += " (held: `scontrol release` on the login node releases it)"
         return QUEUE.get(state, JobState.RUNNING), reason
