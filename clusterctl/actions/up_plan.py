@@ -119,7 +119,7 @@ class NodeImage:
     bases: tuple[str, ...] = ()
     login: RegistryLogin | None = field(default=None, repr=False)
     size: int = 0
-    """Bytes that the node downloads of it, or of its bases."""
+    """Bytes that the node downloads of it, where they are known."""
 
 
 def parse_images(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -162,10 +162,11 @@ def resolve_node_images(
     Raises UsageError or ProviderError for what is no image, or none that we may see.
     """
     ask = cache(partial(registry.resolve_image, more_logins=more_logins))
+    check = cache(partial(registry.check_pinned, more_logins=more_logins))
     found = {}
     for kind, chosen in catalog.choose_images(kinds, spec.image, spec.images).items():
         if chosen in catalog.RECIPES:
-            found[kind] = _resolve_recipe(kind, chosen, ask)
+            found[kind] = _resolve_recipe(kind, chosen, check)
         else:
             pulled = ask(known.get(kind, chosen))
             name = registry.parse_image_name(chosen).tagged
@@ -174,14 +175,15 @@ def resolve_node_images(
     return found
 
 
-def _resolve_recipe(kind: str, recipe: str, ask: Callable[[str], registry.FoundImage]) -> NodeImage:
+def _resolve_recipe(kind: str, recipe: str, check: Callable[[str], str]) -> NodeImage:
     listed = registry.read_downloads()
     registry.check_complete(recipe, listed)
     bases = registry.list_bases(recipe, listed)
-    found = [ask(base) for base in bases]
+    notes = {base: check(base) for base in bases}
     on = ", ".join(
-        f"{registry.parse_image_name(base).tagged} {_describe(answer)}"
-        for base, answer in zip(bases, found, strict=True)
+        f"{tagged} ({digest[:19]}{note and f'; {note}'})"
+        for base, note in notes.items()
+        for tagged, _, digest in (base.partition("@"),)
     )
     return NodeImage(
         reference=registry.make_tag(recipe, listed),
@@ -189,7 +191,6 @@ def _resolve_recipe(kind: str, recipe: str, ask: Callable[[str], registry.FoundI
         + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED_FOR),
         recipe=recipe,
         bases=bases,
-        size=sum(answer.size for answer in found),
     )
 
 

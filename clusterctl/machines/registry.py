@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clusterctl import process
 from clusterctl.core import assets, catalog
@@ -27,6 +27,8 @@ from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.variables import may_see_secrets
 from clusterctl.errors import ProviderError, UsageError, describe_reason
 from clusterctl.machines.protocol import RegistryLogin
+
+T = TypeVar("T")
 
 HUB = "docker.io"
 HUB_URL = "CLUSTERCTL_DOCKER_HUB"
@@ -112,6 +114,10 @@ class FoundImage:
     """What it took to see it."""
 
 
+class Throttled(ProviderError):
+    """A registry answers no more questions for a while."""
+
+
 MoreLogins = Callable[[str], RegistryLogin | None]
 """Knows the login of some registries, by their host."""
 
@@ -124,13 +130,37 @@ def resolve_image(text: str, more_logins: MoreLogins = lambda host: None) -> Fou
         ProviderError: There is no such image, nobody lets us see it, or no registry answers.
     """
     reference = parse_image_name(text)
+    return _await_answer(reference, partial(_resolve, reference, more_logins))
+
+
+def check_pinned(text: str, more_logins: MoreLogins = lambda host: None) -> str:
+    """Whether an image that is named by its digest is there: by HEAD, which Docker Hub does not
+    count as a pull (https://docs.docker.com/docker-hub/usage/pulls/). Returns a note where the
+    registry has had too many questions: what is pinned cannot have become another.
+
+    Raises:
+        UsageError, ProviderError: As `resolve_image` does.
+    """
+    reference = parse_image_name(text)
+
+    def ask() -> str:
+        login = find_saved_login(reference.registry) or more_logins(reference.registry)
+        try:
+            _Registry(reference, login).fetch_manifest(reference.digest, method="HEAD")
+        except Throttled:
+            return f"{reference.registry} limits requests now: not checked"
+        return ""
+
+    return _await_answer(reference, ask)
+
+
+def _await_answer(reference: Reference, ask: Callable[[], T]) -> T:
     try:
-        return Deadline(LIMIT).await_result(
-            run_in_background(partial(_resolve, reference, more_logins))
-        )
+        return Deadline(LIMIT).await_result(run_in_background(ask))
     except TimeoutError:
         raise ProviderError(
-            f"{reference.registry} took more than {LIMIT:g} s to describe the image {text}",
+            f"{reference.registry} took more than {LIMIT:g} s to describe the image"
+            f" {reference.text}",
             hint="try again",
             transient=True,
         ) from None
@@ -197,13 +227,13 @@ class _Registry:
         self._base = f"{usual.rstrip('/')}/v2/{reference.repository}/manifests/"
         self._pass = ""
 
-    def fetch_manifest(self, name: str) -> tuple[dict[str, Any], str]:
-        """The manifest of a tag or digest, and its digest."""
+    def fetch_manifest(self, name: str, method: str = "GET") -> tuple[dict[str, Any], str]:
+        """The manifest of a tag or digest, and its digest. By HEAD, it is empty."""
         url = self._base + urllib.parse.quote(name, safe=":")
         kinds = {"Accept": ", ".join(_KINDS)}
         for again in (False, True):
             try:
-                answer, headers = self._get(url, kinds, self._pass)
+                answer, headers = self._get(url, kinds, self._pass, method)
                 break
             except urllib.error.HTTPError as error:
                 if error.code != 401 or self._pass or again:
@@ -216,15 +246,15 @@ class _Registry:
         return answer, digest
 
     def _get(
-        self, url: str, headers: Mapping[str, str], authorization: str
+        self, url: str, headers: Mapping[str, str], authorization: str, method: str = "GET"
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
-        request = urllib.request.Request(url, headers=dict(headers))
+        request = urllib.request.Request(url, headers=dict(headers), method=method)
         if authorization:
             # Not for whoever the registry sends us to.
             request.add_unredirected_header("Authorization", authorization)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                found = json.loads(answer.read(_LIMIT))
+                found = {} if method == "HEAD" else json.loads(answer.read(_LIMIT))
                 if not isinstance(found, dict):
                     raise self.make_strange_error("something else than a JSON object")
                 return found, answer.headers
@@ -280,7 +310,8 @@ class _Registry:
                 hint=f"correct its name or tag, or run `{login}`: the nodes then pull with that"
                 " login",
             )
-        return ProviderError(
+        kind = Throttled if error.code == 429 else ProviderError
+        return kind(
             f"{host} answered {error.code} {error.reason} when asked for the image {text}",
             hint=f"try again; `{login}` raises the limit for requests",
             transient=error.code == 429 or error.code >= 500,

@@ -40,6 +40,8 @@ class Hub:
     realm: str = ""
     """Another server that gives the tokens."""
     asked: list[str] = field(default_factory=list)
+    heads: int = 0
+    """How many of them want no manifest: Docker Hub does not count those as pulls."""
     _manifests: dict[tuple[str, str], tuple[str, str, bytes]] = field(default_factory=dict)
     _private: dict[str, str] = field(default_factory=dict)
 
@@ -110,6 +112,7 @@ def running(*, tokens: bool = True) -> Iterator[Hub]:
                 self.send_header(name.replace("_", "-"), value)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
+            data = b"" if self.command == "HEAD" else data
             with contextlib.suppress(ConnectionError):
                 for byte in data if hub.pause else ():
                     time.sleep(hub.pause)
@@ -127,6 +130,10 @@ def running(*, tokens: bool = True) -> Iterator[Hub]:
             else:
                 repository, _, name = parts.path.removeprefix("/v2/").partition("/manifests/")
                 self.show(given, repository, name)
+
+        def do_HEAD(self) -> None:
+            hub.heads += 1
+            self.do_GET()
 
         def give_token(self, given: str, query: dict[str, str]) -> None:
             scope = query["scope"].removeprefix("repository:").removesuffix(":pull")
