@@ -1,19 +1,26 @@
-"""GPU families, images, quotas, dated prices and packages: the rows of catalog.toml."""
+"""GPU families, images, quotas, dated prices and packages: the rows of catalog.toml, and of the
+Terraform module's catalog.tf.json."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 
+from clusterctl.core.assets import find_folder
 from clusterctl.core.model import Accelerator, NodeGroup
 from clusterctl.core.text import read_table
 from clusterctl.errors import UsageError
 
 _TABLES = read_table("catalog")
+# Terraform reads it, too.
+_MODULE = json.loads((find_folder("infra") / "ec2" / "catalog.tf.json").read_bytes())
+_EC2: dict[str, Any] = _MODULE["locals"]["catalog"]
 
 # -------------------------------------------------------------------------------------------------
 # Instance types by the family of their GPU, and what their processors can do.
@@ -30,8 +37,7 @@ class Family:
 
 
 FAMILIES = {
-    name: msgspec.convert({"name": name, **row}, Family)
-    for name, row in _TABLES["families"].items()
+    name: msgspec.convert({"name": name, **row}, Family) for name, row in _EC2["families"].items()
 }
 
 LAUNCHER_TYPE = "t3.micro"
@@ -110,7 +116,7 @@ class MachineImage:
     home: str = "/home/ubuntu"
 
 
-MACHINE_IMAGES = msgspec.convert(_TABLES["machine_images"], dict[str, MachineImage])
+MACHINE_IMAGES = msgspec.convert(_EC2["images"], dict[str, MachineImage])
 
 
 @dataclass(frozen=True, slots=True)

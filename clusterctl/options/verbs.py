@@ -109,7 +109,10 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         limits=kinds.DOCKER,
     )
     gpu = texts(
-        "--gpu", EC2, "GPU workers: g4dn or T4, g4ad, g5, g6, p4d, p5; repeatable", "FAMILY[:N]"
+        "--gpu",
+        EC2,
+        "GPU workers: g4dn or T4, g4ad, g5, g6, g6e, p4d, p5; repeatable",
+        "FAMILY[:N]",
     )
     cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]")
     instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE")

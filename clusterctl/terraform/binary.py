@@ -146,12 +146,17 @@ INIT_TIMEOUT = 900.0  # a first init downloads 700 MB
 _LOCK_FILE = ".terraform.lock.hcl"
 
 
+def list_sources(module: Path) -> list[Path]:
+    """The files of a module, in either of Terraform's languages."""
+    return sorted(path for path in module.iterdir() if path.name.endswith((".tf", ".tf.json")))
+
+
 class InitCache:
     """A folder where `terraform init` was run for a module, once for all clusters: they take over
     what it has installed. `cache` holds the providers themselves."""
 
     def __init__(self, module: Path, binary: Binary, cache: Path) -> None:
-        self._sources = sorted(module.glob("*.tf"))
+        self._sources = list_sources(module)
         self._binary = binary
         self._cache = cache
         digest = hashlib.sha256(binary.name.encode())

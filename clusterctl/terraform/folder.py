@@ -20,6 +20,7 @@ from clusterctl.terraform.binary import (
     TerraformError,
     build_command_line,
     find_first_line,
+    list_sources,
     load_flag,
     make_environment,
 )
@@ -226,7 +227,7 @@ class Terraform:
     def copy(self, module: Path) -> None:
         """Fills the folder with the module, once: `down` uses what `up` used, after an upgrade."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for source in sorted(module.glob("*.tf")):
+        for source in list_sources(module):
             target = self.folder / source.name
             if not target.exists():
                 write_atomic(target, source.read_bytes())

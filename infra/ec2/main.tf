@@ -17,15 +17,6 @@ locals {
   # `extend` moves the deadline.
   all_tags = merge(local.tags, { for key, value in { "clusterctl:deadline" = var.deadline } : key => value if value != "" })
 
-  # clusterctl/core/catalog.py holds the same table; a test compares them.
-  families = {
-    cpu  = { instance_type = "c7i.xlarge", image = "cpu" }
-    g4dn = { instance_type = "g4dn.xlarge", image = "nvidia" }
-    g4ad = { instance_type = "g4ad.xlarge", image = "amd" }
-    g5   = { instance_type = "g5.xlarge", image = "nvidia" }
-    g6   = { instance_type = "g6.xlarge", image = "nvidia" }
-  }
-
   # GPU types need the image with their driver.
   standalone = [{
     family        = "cpu"
@@ -49,8 +40,8 @@ locals {
     for index, group in local.groups : {
       for number in local.numbers[index] : "worker-${number}" => {
         role          = "worker"
-        instance_type = coalesce(group.instance_type, try(local.families[group.family].instance_type, "unknown"))
-        image         = coalesce(group.image, try(local.families[group.family].image, "cpu"))
+        instance_type = coalesce(group.instance_type, try(local.catalog.families[group.family].instance_type, "unknown"))
+        image         = coalesce(group.image, try(local.catalog.families[group.family].image, "cpu"))
         placement     = group.placement
       }
     }
@@ -63,20 +54,8 @@ locals {
 
   types = toset([for node in local.nodes : node.instance_type])
 
-  images = {
-    ubuntu = {
-      owner = "099720109477" # Canonical
-      name  = "ubuntu/images/hvm-ssd*/ubuntu-jammy-22.04-amd64-server-*"
-    }
-    nvidia = {
-      owner = "amazon"
-      name  = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *"
-    }
-  }
-  image_of = { launcher = "ubuntu", cpu = "ubuntu", amd = "ubuntu", nvidia = "nvidia" }
-  kinds    = toset([for node in local.nodes : node.image])
-  lookups  = toset([for kind in local.kinds : local.image_of[kind] if !contains(keys(var.amis), kind)])
-  amis     = { for kind in local.kinds : kind => try(var.amis[kind], data.aws_ami.this[local.image_of[kind]].id) }
+  kinds = toset([for node in local.nodes : node.image])
+  amis  = { for kind in local.kinds : kind => try(var.amis[kind], data.aws_ami.this[kind].id) }
 
   # The nodes of the placement group. Also a worker that is alone is in it, since it may be joined by
   # others, and whoever runs cannot move.
@@ -106,13 +85,13 @@ locals {
 }
 
 data "aws_ami" "this" {
-  for_each    = local.lookups
+  for_each    = setsubtract(local.kinds, keys(var.amis))
   most_recent = true
-  owners      = [local.images[each.key].owner]
+  owners      = [local.catalog.images[each.key].owner]
 
   filter {
     name   = "name"
-    values = [local.images[each.key].name]
+    values = [local.catalog.images[each.key].name]
   }
 
   filter {
@@ -252,7 +231,7 @@ resource "aws_instance" "this" {
 
     precondition {
       condition     = each.value.instance_type != "unknown"
-      error_message = "There is no such family: choose one of ${join(", ", keys(local.families))}, or give an instance_type."
+      error_message = "There is no such family: choose one of ${join(", ", keys(local.catalog.families))}, or give an instance_type."
     }
   }
 }

@@ -64,7 +64,7 @@ variable "zone" {
 
 variable "groups" {
   description = <<-EOT
-    Groups of equal workers: a family of the table in main.tf, or an instance type, and how many.
+    Groups of equal workers: a family of the table in catalog.tf.json, or an instance type, and how many.
     `image` names the kind of machine image (cpu, nvidia, amd) where the family does not say it;
     `numbers` are the numbers of the workers, by default one after the other over all groups;
     `placement` is whether the type may be in a cluster placement group.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core import assets, catalog
+from clusterctl.core import assets
 from tests.conftest import Need, find
 from tests.ec2.conftest import OUTSIDE, World
 from tests.sim.ec2.client import provider_mirror, terraform_environment
@@ -93,19 +93,6 @@ def test_every_variable_explains_and_defaults_itself() -> None:
     for block in re.findall(r'variable "(\w+)" \{(.*?)\n\}', text, re.DOTALL):
         for part in ("description", "type", "default"):
             assert re.search(rf"^  {part}\s+=", block[1], re.MULTILINE), f"{block[0]}: no {part}"
-
-
-def test_the_module_and_the_catalog_agree() -> None:
-    text = (MODULE / "main.tf").read_text()
-    rows = re.findall(
-        r'^    (\w+)\s+= \{ instance_type = "([\w.]+)", image = "(\w+)" \}$', text, re.MULTILINE
-    )
-    assert {name: (kind, image) for name, kind, image in rows} == {
-        row.name: (row.instance_type, row.image) for row in catalog.FAMILIES.values()
-    }
-    for image in catalog.MACHINE_IMAGES.values():
-        assert f'"{image.owner}"' in text
-        assert f'"{image.name}"' in text
 
 
 def test_a_security_scan_finds_nothing_unexplained(module: Path, need: Need) -> None:
