@@ -132,7 +132,8 @@ def machines(
         environment = request.getfixturevalue("engine").environment
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    if provider == "ec2":
+    if cloud:
+        cloud.grant_cpus()
         initialised = request.getfixturevalue("initialised")
         shutil.copytree(initialised, tmp_path / initialised.name, symlinks=True)
     folder = tmp_path / "clusters" / "contract"

@@ -71,7 +71,7 @@ def test_the_deadline_is_by_the_clock_of_aws(
     ahead: float, said: str, provider: Callable[[float], Ec2Provider]
 ) -> None:
     told: list[str] = []
-    plan = provider(ahead).plan(options(), None, told.append)
+    plan = provider(ahead).plan(options(ssh_cidr="203.0.113.7/32"), None, told.append)
     assert plan.deadline == NOW - ahead + HOUR
     assert {charge.since for charge in plan.charges} == {NOW - ahead}
     assert f"this machine's clock is {said} AWS's: the deadline is computed with AWS's time" in told
