@@ -57,8 +57,9 @@ class Runner:
     """A Terraform that finds room only in these pairs of a zone and "spot or not": one of its
     workers is new."""
 
-    def __init__(self, room: set[tuple[str, bool]], new: str) -> None:
+    def __init__(self, room: set[tuple[str, bool]], new: str, said: Diagnostic) -> None:
         self.room = room
+        self.said = said
         self.new = new
         self.tried: list[tuple[str, bool]] = []
         self.on_demand: list[str] = []
@@ -83,7 +84,7 @@ class Runner:
         spot = variables["spot"] and self.new not in self.on_demand
         self.tried.append((variables["zone"], spot))
         if self.tried[-1] not in self.room:
-            raise TerraformError("apply failed", diagnostics=(FULL,))
+            raise TerraformError("apply failed", diagnostics=(self.said,))
         return {"nodes": []}
 
 
@@ -100,6 +101,7 @@ def make_all(
     spots: Collection[str] = (),
     told: list[str] | None = None,
     survey: Mapping[str, Any] | None = None,
+    said: Diagnostic = FULL,
     **cloud: Any,
 ) -> Runner:
     """`running`, `spots`: the nodes there are, and those of them that are spot instances; `survey`:
@@ -131,7 +133,7 @@ def make_all(
     machines_to_be = spec.plan_machines(wish, {}, {})
     found = Survey(account="1", machines=machines_to_be, zones=zones, **usual | {**(survey or {})})
     new = next((m.name for m in found.machines if m.name not in running), "")
-    runner = Runner(room, new)
+    runner = Runner(room, new, said)
     order = Order(
         cluster=cluster,
         options=wish,
@@ -249,6 +251,22 @@ def test_where_nothing_runs_what_was_tried_before_does_not_count(
     memory = ProviderState(id="lab-1", region="us-east-1", zone="us-east-1b", spot=False)
     tried = attempts(tmp_path, {("us-east-1b", True)}, memory, nodes=nodes, spot=True)
     assert tried == [("us-east-1a", True), ("us-east-1b", True)]
+
+
+def test_zones_that_ec2_names_are_tried_first(tmp_path: Path) -> None:
+    """On the same market: what it says of one says nothing of the other."""
+    names = "by not specifying an Availability Zone in your request or choosing us-east-1d, x-1a."
+    text = f"{FULL.summary}. You can currently get c7i.xlarge capacity {names}"
+    a, b, c, d = zones = tuple(f"us-east-1{letter}" for letter in "abcd")
+
+    def list_tried(room: tuple[str, bool], **cloud: Any) -> list[tuple[str, bool]]:
+        memory = ProviderState(id="lab-1", region="us-east-1")
+        said = Diagnostic(summary=text)
+        return make_all(tmp_path, {room}, memory, zones=zones, said=said, **cloud).tried
+
+    assert [zone for zone, _ in list_tried((c, False))] == [a, d, b, c]
+    tried = list_tried((a, False), spot=True, spot_fallback=True)
+    assert tried == [*((zone, True) for zone in (a, d, b, c)), (a, False)]
 
 
 def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:

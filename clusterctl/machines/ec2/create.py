@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +316,7 @@ def make_attempts(
     order: Order, runner: terraform_folder.Terraform, report: Reporter
 ) -> list[dict[str, Any]]:
     """Terraform's list of nodes. Raises CapacityError where no zone has room for all; what runs
-    already never moves."""
+    already never moves. Zones that AWS names as having room are tried first."""
     state, cloud, zones = order.state, order.options.cloud, order.found.zones
     running = find_instances(order.api, order.cluster.id)
     settled = any(order.cluster.has(item.node) for item in running)
@@ -331,7 +330,10 @@ def make_attempts(
     # The zones before the one that an earlier attempt got to had no room.
     first = zones.index(state.zone) if state.zone in zones else 0
     todo = [(spot, zone) for spot in markets for zone in zones[first:]]
-    for (spot, zone), following in zip_longest(todo, todo[1:]):
+    tried: list[str] = []
+    while todo:
+        spot, zone = todo.pop(0)
+        tried.append(zone)
         state.zone, state.spot = zone, spot or keeps_spot
         state.on_demand = _list_on_demand(order, spot, running) if keeps_spot else ()
         state.unfinished = True
@@ -347,14 +349,18 @@ def make_attempts(
                 nodes=order.nodes,
             )
         except TerraformError as error:
-            known = refusals.from_terraform(item.text for item in error.diagnostics)
+            said = [item.text for item in error.diagnostics]
+            known = refusals.from_terraform(said)
             if not isinstance(known, CapacityError):
                 raise known or error from error
+            named = refusals.count_named_zones(said)
+            # What it says of one market says nothing of the other.
+            todo.sort(key=lambda to: (1, 0) if to[0] != spot else (0, -named[to[1]]))
             ledger.record_sighting(
                 order.api, order.cluster, order.folder
             )  # what goes now costs, too
-            if following is None:
-                raise _give_up(order, [zone for _, zone in todo], known, settled) from error
+            if not todo:
+                raise _give_up(order, tried, known, settled) from error
         else:
             state.unfinished = False
             spec.save_state(order.folder, state)
@@ -362,7 +368,7 @@ def make_attempts(
         running = find_instances(order.api, order.cluster.id)
         if settled:
             there = {item.node for item in running}
-            new = [n for n in _list_on_demand(order, following[0], running) if n not in there]
+            new = [n for n in _list_on_demand(order, todo[0][0], running) if n not in there]
             dear = plan.requote(order.api, order.found, order.cluster.charges, new, "", report)
             report(
                 f"{zone} has no capacity for spot ({known.message}): {shorten(new)} on-demand"
@@ -371,7 +377,7 @@ def make_attempts(
         else:
             report(
                 f"{zone} has no capacity{' for spot' * spot} ({known.message}): the whole cluster"
-                f" moves to {following[1]}" + ", on-demand" * (following[0] != spot)
+                f" moves to {todo[0][1]}" + ", on-demand" * (todo[0][0] != spot)
             )
     raise ProviderError("no zone to try", hint="name some with --zones")
 

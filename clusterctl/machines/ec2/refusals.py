@@ -6,6 +6,7 @@ tests/unit/aws_errors.toml has AWS's own texts, each with its source and what be
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -184,6 +185,13 @@ def may_be_early(texts: Iterable[str]) -> bool:
     found = [" ".join(text.split()) for text in texts]
     denied = [text for text in found if "api error UnauthorizedOperation" in text]
     return bool(denied) and not any("explicit deny" in text for text in denied)
+
+
+def count_named_zones(texts: Iterable[str]) -> Counter[str]:
+    """The zones that EC2 names where one has no room, by how many refusals name them: `You can
+    currently get … capacity by … choosing us-west-2b, us-west-2c.`"""
+    found = (re.findall(r"\bchoosing ((?:[\w-]+, )*[\w-]+)", " ".join(t.split())) for t in texts)
+    return Counter(zone for lists in found for zone in set(", ".join(lists).split(", ")))
 
 
 def from_terraform(texts: Iterable[str]) -> ProviderError | None:

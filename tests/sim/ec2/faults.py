@@ -6,6 +6,7 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 |---|---|---|
 | `error` | `action`, `code`, `message`, `status`, and those of `ice` | that call fails |
 | `ice` | `zone`, `instance_type`, `market`, `node`, `calls` | no capacity for RunInstances |
+| | `others` | the zones that its message says have some |
 | `throttle` | `action`, `calls` | RequestLimitExceeded, 503 |
 | `status500` | `action`, `calls` | InternalError, 500 |
 | `expired` | `calls` | every call: ExpiredToken (EC2: RequestExpired) |
@@ -110,6 +111,11 @@ class Faults:
         elif service == "sts" and code == "RequestExpired":
             code, status = "ExpiredToken", 403
         message = fault.get("message", message) or code
+        if "others" in fault:  # ray issue 57206
+            message += (
+                " You can currently get {type} capacity by not specifying an Availability Zone in"
+                f" your request or choosing {fault['others']}."
+            )
         message = message.replace("{type}", where.instance_type).replace("{zone}", where.zone)
         raise ApiError(code, message, fault.get("status", status))
 
