@@ -376,6 +376,8 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     supervise.State(job).note(("queued", None))
     own = scripts.read_own(".")
     words, where, variables = own or (("job.sh",), "", {})
+    if own and where.startswith(job):
+        scripts.make_output_folders(where, words)
     until = time.monotonic() + patience
     while True:
         left = max(1.0, until - time.monotonic())

@@ -45,6 +45,19 @@ def read_own(folder: str) -> Optional["messages.OwnScript"]:
     return messages.read(messages.OwnScript, json.loads(text)) if text else None
 
 
+def make_output_folders(folder: str, words: Sequence[str]) -> None:
+    """In a copy of the tree, which has no empty folders, and none that git ignores: those that a
+    script's own output is to go to. `words`: the script is one of them."""
+    folder = os.path.normpath(folder)
+    for word in words:
+        text = processes.read(os.path.join(folder, word))[: 64 << 10].decode(errors="replace")
+        for line in re.findall(r"(?m)^#(?:SBATCH|\$)(\s.*)", text):
+            for path in re.findall(r"\s(?:-[oe]|--output|--error)[ =]*(\S+)", line):
+                place = os.path.normpath(os.path.join(folder, os.path.dirname(path)))
+                if place.startswith(folder) and not re.search(r"[%$\"'\\]", place[len(folder) :]):
+                    os.makedirs(place, exist_ok=True)
+
+
 def learn(folder: str, parts: Sequence[Part]) -> None:
     """Keeps what the queue says, and notes what is new. It forgets tasks that have ended, and says
     little of those that wait."""

@@ -323,7 +323,8 @@ class QueueSystem(BatchSystem):
         name = make_job_name(job.spec, job.id)
         words = ("/bin/sh", "./agent.sh", "hand_in", self.system, name, str(HAND_IN))
         # The queue may hand its environment on to the job.
-        return ("/bin/sh", "-c", f"{write_unset(self.emits, without)}; exec {shlex.join(words)}")
+        unset = write_unset(self.emits, without)
+        return ("/bin/sh", "-c", f"{_check_paths(job.spec)}{unset}; exec {shlex.join(words)}")
 
     def advise(self, refusal: str, cluster: Cluster) -> str:
         status = f"`clusterctl status {cluster.name} --live` shows"
@@ -426,6 +427,22 @@ class QueueSystem(BatchSystem):
             " n=$(cat native 2>/dev/null); n=${n%%;*};"
             f' [ -z "$n" ] || {self.end} "$n" 2>&1; :'
         )
+
+
+def _check_paths(spec: JobSpec) -> str:
+    """A line of sh that ends where what a job needs is not in the home folder, which all nodes
+    share. Of other folders only the nodes know."""
+    lines = []
+    for option, path, beyond in (
+        ("--venv", spec.venv, "/bin"),
+        ("--container", spec.container, ""),
+    ):
+        if path.startswith(("/", "~/")):
+            word = f'"$HOME"{shlex.quote(path[1:])}' if path[0] == "~" else shlex.quote(path)
+            says = shlex.quote(f"{option} {path}: not there")
+            there = f"[ -e {word}{beyond} ] || {{ echo {says} >&2; exit 1; }}"
+            lines.append(f'case {word} in "$HOME"/*) {there} ;; esac; ')
+    return "".join(lines)
 
 
 SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")

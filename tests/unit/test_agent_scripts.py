@@ -110,6 +110,20 @@ def test_a_task_that_ran_again_has_ended_as_it_did_the_last_time(
     assert (part.code, part.word) == (0, "COMPLETED")
 
 
+def test_a_copy_of_the_tree_has_the_folders_for_output(tmp_path: Path) -> None:
+    lines = ["#SBATCH -o logs/%j.out --error=deep/er/%x", "#$ -o grid/", "#SBATCH -e ../x/y"]
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "job.sh").write_text("\n".join(["#!/bin/sh", *lines, "true"]))
+    scripts.make_output_folders(f"{tmp_path}/work/.", ("--nodes=2", "job.sh", "arg"))
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {
+        "job.sh",
+        "logs",
+        "deep",
+        "grid",
+    }
+    assert not (tmp_path / "x").exists()
+
+
 def make_parts(*codes: int, word: str = "FAILED", state: str = ENDED) -> list[Part]:
     made = []
     for n, code in enumerate(codes):

@@ -200,7 +200,9 @@ echo '77;cluster'
 SCANCEL = '#!/bin/sh\necho "$@" >"$FAKE/ended"\n'
 
 
-def submit(login: Path, *behaviours: str) -> subprocess.CompletedProcess[str]:
+def submit(
+    login: Path, *behaviours: str, job: Job | None = None
+) -> subprocess.CompletedProcess[str]:
     fake = login.parent / "fake"
     put(fake, sbatch=SBATCH, scancel=SCANCEL)
     for name in behaviours:
@@ -209,13 +211,27 @@ def submit(login: Path, *behaviours: str) -> subprocess.CompletedProcess[str]:
     (folder / "native").unlink()
     write_agent(folder)
     return subprocess.run(
-        load_system("slurm").submit_argv(replace(batch_job("slurm"), id=1)),
+        load_system("slurm").submit_argv(replace(job or batch_job("slurm"), id=1)),
         cwd=folder,
-        env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake)},
+        env={"PATH": f"{fake}:/usr/bin:/bin", "FAKE": str(fake), "HOME": str(login.parent)},
         capture_output=True,
         text=True,
         timeout=30,
     )
+
+
+@pytest.mark.parametrize(
+    ("venv", "code"), [("~/none", 1), ("{home}/none", 1), ("~/fake", 0), ("/only/on/nodes", 0)]
+)
+def test_what_is_missing_at_home_is_said_before_the_queue_has_the_job(
+    login: Path, venv: str, code: int
+) -> None:
+    (login.parent / "fake" / "bin").mkdir(parents=True)
+    job = batch_job("slurm", venv=venv.format(home=login.parent))
+    done = submit(login, job=job)
+    assert done.returncode == code
+    assert ("--venv" in done.stderr) == bool(code)
+    assert (login.parent / "fake" / "submits").exists() != bool(code)
 
 
 def test_a_queue_that_is_down_for_a_moment_gets_the_job(login: Path) -> None:
