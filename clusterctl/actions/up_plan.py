@@ -395,18 +395,21 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     usual = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
     base = old.spec if old else ClusterSpec(name=spec.name, provider=provider, groups=(usual,))
     pictures = spec if spec.image or spec.images else base  # one replaces all from before
+    cloud = _complete_cloud(spec.cloud, base.cloud)
+    # Our images of nodes have no libfabric, and AWS's machine image for GPUs has.
+    efa = cloud.efa and not (pictures.image or pictures.images)
     return replace(
         spec,
         provider=provider,
         groups=_complete_groups(spec, base),
         ttl=spec.ttl or base.ttl,
-        runtime=spec.runtime or base.runtime or features.runtime,
+        runtime=spec.runtime or base.runtime or (Runtime.HOST if efa else features.runtime),
         image=pictures.image,
         images=pictures.images,
         gpus=spec.gpus or base.gpus,
         shared=_complete_shared(spec, old, features),
         setup=_complete_setup(spec, base, features),
-        cloud=_complete_cloud(spec.cloud, base.cloud),
+        cloud=cloud,
     )
 
 

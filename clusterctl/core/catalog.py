@@ -158,6 +158,9 @@ def name_local_image(recipe: str) -> str:
 COMPILED_FOR = {"nvidia-mpi": "nvidia", "amd": "amd"}
 """Recipes that compile code for GPUs, with the kind of machine that they are for."""
 
+EFA_RECIPE = "nvidia-mpi"
+"""The only one with libfabric, which ranks use Elastic Fabric Adapters through."""
+
 COMPILING = 3600.0
 """Seconds that such a recipe may take on a node beyond those of others."""
 

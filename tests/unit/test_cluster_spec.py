@@ -64,6 +64,23 @@ def test_a_count_that_nobody_says_is_left_open(
     assert [counts(spec) for spec in specs] == [[up_plan.DEFAULT_WORKERS], [7]]
 
 
+@pytest.mark.parametrize(
+    ("line", "runtime"),
+    [
+        ("", "docker"),
+        ("--efa", "host"),
+        ("--efa --runtime docker", "docker"),
+        ("--efa --image nvidia-mpi", "docker"),
+    ],
+)
+def test_efa_is_used_where_its_library_is(
+    line: str, runtime: str, call: Call, specs: list[ClusterSpec]
+) -> None:
+    """AWS's machine image for GPUs has it; of our container images one."""
+    call("up", "--dry-run", "--instance-type", "p4d.24xlarge", *line.split())
+    assert [spec.runtime and spec.runtime.value for spec in specs] == [runtime]
+
+
 def test_a_shared_folder_is_there_from_the_first_day_or_not_at_all(
     call: Call, specs: list[ClusterSpec]
 ) -> None:

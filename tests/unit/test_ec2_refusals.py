@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from clusterctl.core import keys
-from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, Node, NodeGroup, Phase, Role
+from clusterctl.core.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Node,
+    NodeGroup,
+    Phase,
+    Role,
+    Runtime,
+)
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import api, preflight, refusals, schedules, spec
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
@@ -53,6 +62,23 @@ def test_gpus_before_turing_need_a_driver_and_an_image(
     with pytest.raises(UsageError, match=r"p3dn\.24xlarge has V100 GPUs") as caught:
         preflight.check_types("us-east-1", wish, {kind.name: kind})
     assert "--ami" in caught.value.hint
+
+
+@rows("maker, runtime, image, ami, refused", "ec2_refusals.efa_needs_libfabric_where_ranks_run")
+def test_efa_needs_libfabric_where_ranks_run(
+    maker: str, runtime: str, image: str, ami: str, refused: str
+) -> None:
+    """It would be paid for otherwise, and no rank would use it."""
+    kind = InstanceType(name="p4d.24xlarge", vcpus=96, gpu_maker=maker, efa=("efa",))
+    wish = wanted(NodeGroup(count=2, instance_type=kind.name), efa=True, ami=ami)
+    images = {"nvidia": image} if image == "nvidia-mpi" else {}
+    wish = replace(wish, runtime=Runtime(runtime), image="" if images else image, images=images)
+    if not refused:
+        preflight.check_types("us-east-1", wish, {kind.name: kind})
+        return
+    with pytest.raises(UsageError, match=f"--efa: the {refused} .* no libfabric") as caught:
+        preflight.check_types("us-east-1", wish, {kind.name: kind})
+    assert "--image" in caught.value.hint
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -243,6 +243,20 @@ def _list_troubles(
             "add --private: the workers then reach the internet through a NAT gateway, whose price"
             " is in the plan",
         )
+    # Without libfabric, the adapters would be paid for and not used.
+    image = {"nvidia": "nvidia", "amd": "amd"}.get(kind.gpu_maker.lower(), "cpu")
+    chosen = options.images.get(image) or options.image or image
+    contained = options.runtime is Runtime.DOCKER and chosen in catalog.RECIPES
+    if cloud.efa and contained and chosen != catalog.EFA_RECIPE:
+        yield (
+            f"--efa: the container image {chosen!r} has no libfabric, so ranks would not use it",
+            f"use --runtime host, or an image that has it: --image {image}=IMAGE",
+        )
+    if cloud.efa and options.runtime is Runtime.HOST and image != "nvidia" and not cloud.ami:
+        yield (
+            f"--efa: the machine image of {name} has no libfabric, so ranks would not use it",
+            f"give an --ami with AWS's EFA installer, or a container image: --image {image}=IMAGE",
+        )
     if kind.gpu_maker.lower() == "amd" and options.runtime is Runtime.HOST:
         # https://github.com/ROCm/rocm-libraries/issues/4347
         yield (
