@@ -342,7 +342,9 @@ def prepare(
             hint="leave it out: ranks run in a copy of the tree",
         )
     packages, wanted, command, unread = None, None, "", ""
-    spec = replace(spec, setup=spec.setup or project_packages.find_setup(resolved))
+    own = project_packages.find_setup(resolved)
+    if own and (not spec.setup or "setup" in resolved.settings):
+        spec = replace(spec, setup=own)  # settings are for all programs
     chosen_python = project_packages.choose_packages(cluster, spec.python)
     if not (spec.venv or spec.modules or spec.container):
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
@@ -357,7 +359,7 @@ def prepare(
             )
             projects = _find_projects(resolved, folders, requirements)
         if spec.setup:
-            packages = project_packages.add_setup(packages, spec.setup, resolved.tree)
+            packages = project_packages.add_setup(packages, spec.setup, spec.env, resolved.tree)
     elif spec.python or spec.setup or resolved.parts or requirements not in ("", NONE):
         named = ("--python" if spec.python else "", "--setup" if spec.setup else "")
         given = next(filter(None, (*named, *resolved.parts, "--requirements")))

@@ -5,22 +5,38 @@ the working directory of each job with that tree, as if it had been staged.
 
 import contextlib
 import fcntl
+import json
 import os
 import select
 import shutil
 import signal
 import subprocess
 import sys
-from typing import Dict, List, Sequence
+import threading
+import time
+from typing import IO, Dict, List, NamedTuple, Sequence, Set
 
-from . import outputs, processes
+from . import messages, outputs, processes
 
 DONE = "done"
-"""Names what the lines have made or changed, with a NUL behind each path."""
+"""Says what the lines have changed: a TreeChange."""
+REUSED = "reused"
+"""What is written to stderr where a job before has run them."""
 SAVING = 5.0
 """Seconds that they have to end when nobody waits for them any more."""
+REST = 1.0
+"""Seconds to read what is still to come when they have ended."""
 GIVEN_UP = 75
 LOOK = 0.2
+
+
+class TreeChange(NamedTuple):
+    """Paths in the tree."""
+
+    made: List[str]
+    """Files and links that are new, or changed."""
+    gone: List[str]
+    folders: List[str]
 
 
 def set_up(job: str, environment: str, lines: str, folder: str, variables: Dict[str, str]) -> int:
@@ -32,59 +48,103 @@ def set_up(job: str, environment: str, lines: str, folder: str, variables: Dict[
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not os.path.isdir(place):
             sys.exit("the setup of another job has just failed here; run this one again")
-        if not os.path.exists(done):
+        if os.path.exists(done):
+            sys.stderr.write(REUSED + "\n")
+        else:
             shutil.rmtree(tree, ignore_errors=True)
             shutil.copytree(os.path.join(job, outputs.WORK), tree, symlinks=True)
-            before = set(outputs.walk(tree))
-            code = _run(["/bin/sh", "-ec", lines], os.path.join(tree, folder), variables)
+            before, folders = set(outputs.walk(tree)), _list_folders(tree)
+            code = _run(job, ["/bin/sh", "-ec", lines], os.path.join(tree, folder), variables)
             if code:
                 shutil.rmtree(environment, ignore_errors=True)  # it may be half changed
                 return code
-            made = sorted(entry.path for entry in set(outputs.walk(tree)) - before)
-            processes.write(done, "".join(path + "\0" for path in made))
-        _bring(job, tree, processes.read(done).split(b"\0")[:-1])
+            after = set(outputs.walk(tree))
+            gone = {entry.path for entry in before} - {entry.path for entry in after}
+            made = sorted(entry.path for entry in after - before)
+            change = TreeChange(made, sorted(gone), sorted(_list_folders(tree) - folders))
+            processes.write(done, json.dumps(messages.spell_out(change)))
+        _bring(job, tree, messages.read(TreeChange, json.loads(processes.read(done).decode())))
     return 0
 
 
-def _run(argv: Sequence[str], folder: str, variables: Dict[str, str]) -> int:
-    """With our stdout for all that it says; ended when nobody reads that any more."""
+def _list_folders(tree: str) -> Set[str]:
+    found = (os.path.join(place, name) for place, names, _ in os.walk(tree) for name in names)
+    return {os.path.relpath(path, tree) for path in found}
+
+
+def _run(job: str, argv: Sequence[str], folder: str, variables: Dict[str, str]) -> int:
+    """With our stdout for all that it says. All that it has started ends with it, and when nobody
+    reads that any more."""
     given = {name: os.path.expandvars(value) for name, value in variables.items()}
+    tag = processes.read(os.path.join(job, "tag")).decode()
+    name, _, mark = tag.partition("=")
     child = subprocess.Popen(
         argv,
         cwd=folder,
-        env={**os.environ, **given},
+        env={**os.environ, **given, **({name: mark} if mark else {})},
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    assert child.stdout
+    reading = threading.Thread(target=_pass_on, args=[child.stdout], daemon=True)
+    reading.start()
     reader = select.poll()
     reader.register(1, 0)  # says only that the other end of our stdout is closed
     while True:
         try:
             code = child.wait(LOOK)
-            return code if code >= 0 else 128 - code
+            code = code if code >= 0 else 128 - code
+            break
         except subprocess.TimeoutExpired:
-            if not reader.poll(0):
-                continue
-        for number, seconds in ((signal.SIGTERM, SAVING), (signal.SIGKILL, None)):
+            if reader.poll(0):
+                code = GIVEN_UP
+                break
+    if mark:
+        _end(tag)
+    child.poll()
+    reading.join(REST)  # what has taken the mark off may hold the pipe
+    if not reading.is_alive():
+        child.stdout.close()
+    return code
+
+
+def _end(tag: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        until = time.monotonic() + SAVING
+        for pid in processes.list_living(tag):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(seconds)
-        return GIVEN_UP
+                os.kill(pid, number)
+        while processes.list_living(tag):
+            if time.monotonic() > until:
+                break
+            time.sleep(processes.LOOK)
+        else:
+            return
 
 
-def _bring(job: str, tree: str, paths: List[bytes]) -> None:
+def _pass_on(said: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        for data in iter(lambda: os.read(said.fileno(), 1 << 16), b""):
+            os.write(1, data)
+
+
+def _bring(job: str, tree: str, change: TreeChange) -> None:
     """What an earlier job has left for this one stays as it is."""
     work = os.path.join(job, outputs.WORK)
     carried = {entry.path for entry in outputs.list_outputs(job)}
     brought = set()
-    for path in map(os.fsdecode, paths):
+    for path in change.folders:
+        os.makedirs(os.path.join(work, path), exist_ok=True)
+    for path in (*change.gone, *change.made):
         target = os.path.join(work, path)
-        if path not in carried:
+        if path in carried:
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(target)
+        if path in change.made:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(target)
             shutil.copy2(os.path.join(tree, path), target, follow_symlinks=False)
             brought.add(path)
     outputs.note_staged(job, brought)

@@ -21,6 +21,7 @@ from shutil import which
 from time import monotonic
 from typing import Any
 
+from clusterctl.agent.setup import REUSED
 from clusterctl.agent.stacks import SENT, SETTINGS
 from clusterctl.batch.direct import (
     LARGEST_NOTE,
@@ -118,6 +119,8 @@ COMPILE_TIMEOUT = 600.0
 COMPILE_PATIENCE = 2.0
 """Seconds after which a person wants to know that a program is compiled."""
 SETUP_TIMEOUT = 3600.0
+SETUP_PATIENCE, SETUP_PAUSE = 1.0, 10.0
+"""Seconds until a person is told what it prints, and then between two such lines."""
 SETUP_SHOWN = 20
 """Lines of its output that are shown where it fails."""
 ALONE = "job/sitecustomize.py"
@@ -597,9 +600,8 @@ def set_up(
             "variables": {"VIRTUAL_ENV": environment, "PATH": f"{bins}:$PATH", **job.spec.env},
         }
         commands[name] = run_inside(node, render_question(node, job.id, "set_up", settings))
-    where, started = count(len(names), "node"), monotonic()
-    report(f"running --setup on {where}")
-    results = pool.run(commands, timeout=SETUP_TIMEOUT)
+    with _Watched(f"--setup runs on {count(len(names), 'node')}", report) as watched:
+        results = pool.run(commands, timeout=SETUP_TIMEOUT, on_stdout=watched.hear)
     for result in results:
         if result.stdout:
             (here / f"setup-{result.node}.log").write_bytes(result.stdout)
@@ -608,12 +610,42 @@ def set_up(
             raise make_error("running --setup", result)
         if not result.ok:
             path = here / f"setup-{result.node}.log"
-            last = "\n".join(result.text.splitlines()[-SETUP_SHOWN:]) or result.why
+            last = "\n".join(result.text.splitlines()[-SETUP_SHOWN:])
+            how = f":\n{last}" if last else ", and printed nothing"
             raise LaunchError(
-                f"--setup ended with {result.exit_code} on {result.node}:\n{last}",
-                hint=f"all that it printed: {path}",
+                f"--setup ended with {result.exit_code} on {result.node}{how}",
+                hint=f"all that it printed: {path}" if last else "its lines are for /bin/sh",
             )
-    report(f"--setup is done on {where} after {monotonic() - started:.1f} s")
+    if ran := [result for result in results if REUSED not in result.complaints]:
+        report(f"--setup is done on {count(len(ran), 'node')} after {watched.seconds:.1f} s")
+
+
+class _Watched:
+    """Says every SETUP_PAUSE seconds what nodes have printed last."""
+
+    def __init__(self, what: str, report: Reporter) -> None:
+        self._what, self._report = what, report
+        self._ended = threading.Event()
+        self._last = ""
+        self._started = monotonic()
+
+    def hear(self, node: str, data: bytes) -> None:
+        if lines := data.decode(errors="replace").strip().splitlines():
+            self._last = f"; {node}: {lines[-1][:100]}"
+
+    def __enter__(self) -> _Watched:
+        threading.Thread(target=self._tell, daemon=True).start()
+        return self
+
+    def _tell(self) -> None:
+        pause = SETUP_PATIENCE
+        while not self._ended.wait(pause):
+            self._report(f"{self._what}{self._last}")
+            pause = SETUP_PAUSE
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.seconds = monotonic() - self._started
 
 
 def _count_staged(folder: str, program: Program) -> str:

@@ -183,6 +183,12 @@ def names(text: str, option: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+def not_blank(text: str, option: str) -> str:
+    if text and not text.strip():
+        raise _refuse(text, option, "something to run", "'make -C kernels'")
+    return text
+
+
 def indices(text: str, option: str) -> tuple[str, ...]:
     """The GPUs of `up --gpus`."""
     found = tuple(part.strip() for part in text.split(",")) if text else ()

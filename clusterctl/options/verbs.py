@@ -55,6 +55,7 @@ from clusterctl.options.values import (
     local_folder,
     names,
     node_choice,
+    not_blank,
     one_of,
     pattern,
     python_version,
@@ -437,7 +438,10 @@ class Run(Started, heading=JOBS, module="run"):
         *("--python", PACKAGES, "Python version: 3.12 (default: that of the nodes)", "VERSION"),
         check=python_version,
     )
-    setup = text("--setup", PACKAGES, "Run shell LINES once per node, before ranks", "LINES")
+    setup = text(
+        *("--setup", PACKAGES, "Run lines of sh once per node, before ranks", "LINES"),
+        check=not_blank,
+    )
     extra = texts(
         *("--extra", MORE_PROGRAM, "Also packages of this extra; repeatable", "NAME"),
         limits=SUPERVISED,

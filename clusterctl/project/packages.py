@@ -136,10 +136,13 @@ def save(packages: Packages, home: Home) -> None:
         write_atomic(_locate_resolved(home, lock.key), msgspec.json.encode(lock))
 
 
-def add_setup(packages: Packages | None, lines: str, tree: project_tree.Tree) -> Packages:
+def add_setup(
+    packages: Packages | None, lines: str, variables: Mapping[str, str], tree: project_tree.Tree
+) -> Packages:
     """With an environment of its own, which --setup completes."""
     found = packages or Packages("--setup", "", {})
-    digest = hash_parts(lines, own_project.hash_files(tree.root, tree.files))
+    given = (f"{name}={value}" for name, value in sorted(variables.items()))
+    digest = hash_parts(lines, *given, own_project.hash_files(tree.root, tree.files))
     return msgspec.structs.replace(found, setup=digest)
 
 
@@ -472,7 +475,12 @@ def find_setup(resolved: Resolved) -> str:
     if found is None:
         return ""
     tables = parse_toml(re.sub(r"(?m)^# ?", "", found[1]), script.name)
-    return str(tables.get("tool", {}).get("clusterctl", {}).get("setup", ""))
+    lines = tables.get("tool", {}).get("clusterctl", {}).get("setup", "")
+    if not isinstance(lines, str):
+        raise UsageError(
+            f"{script.name}: `setup` in its script block is no text", hint='setup = "make"'
+        )
+    return lines
 
 
 def find_unread(resolved: Resolved, given: str) -> str:

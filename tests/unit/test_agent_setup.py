@@ -67,3 +67,24 @@ def test_one_that_was_cut_begins_anew(tmp_path: Path, environment: Path) -> None
     job = make_job(tmp_path / "job")
     assert set_up(job, environment, "[ ! -e made ]; echo $FLAVOUR >made") == 0
     assert (job / "work" / "made").read_text() == "sweet\n"
+
+
+def test_what_was_removed_and_empty_folders_are_as_the_lines_left_them(
+    tmp_path: Path, environment: Path
+) -> None:
+    for number in (1, 2):
+        job = make_job(tmp_path / str(number))
+        assert set_up(job, environment, "rm given; mkdir -p out/deep") == 0
+        assert not (job / "work" / "given").exists()
+        assert (job / "work" / "out" / "deep").is_dir()
+
+
+def test_nothing_goes_on_behind_its_back(tmp_path: Path, environment: Path) -> None:
+    """Neither what holds its output, nor what is in a session of its own."""
+    job = make_job(tmp_path / "job")
+    (job / "tag").write_text("CLUSTERCTL_JOB=test-setup/1;")
+    lines = "sleep 301 & setsid sleep 301 & echo $! >pid"
+    assert set_up(job, environment, lines) == 0
+    pid = (job / "work" / "pid").read_text().strip()
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
