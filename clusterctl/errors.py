@@ -43,10 +43,12 @@ class ProviderError(ClusterctlError):
 
 
 class NodeUnreachable(ClusterctlError, ConnectionError):
-    """A node cannot be reached or refuses us. `cluster`: whose node, where that is known."""
+    """A node cannot be reached or refuses us. `cluster`: whose node, and `nodes`: which, where that
+    is known."""
 
     exit_code = 4
     cluster = ""
+    nodes: tuple[str, ...] = ()
 
 
 class BootstrapError(ClusterctlError):

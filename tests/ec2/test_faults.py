@@ -223,6 +223,9 @@ def test_who_is_shut_out_is_let_in_and_a_node_that_never_boots_is_named(world: W
     assert up.code == 4
     assert "worker-1: " in up.err
     assert "waited 6 s for the machine to boot" in up.err
+    console = re.search(r"worker-1: the end of its console\n(.+\n)+", up.err)
+    assert console, up.err
+    assert "\x1b" not in console[0]
     assert "`clusterctl down default` removes the cluster" in up.err
 
     [schedules] = world.ec2.schedules.values()

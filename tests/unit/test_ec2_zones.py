@@ -269,6 +269,16 @@ def test_zones_that_ec2_names_are_tried_first(tmp_path: Path) -> None:
     assert tried == [*((zone, True) for zone in (a, d, b, c)), (a, False)]
 
 
+def test_the_end_of_a_console_is_plain_text() -> None:
+    """It is what a machine has sent: systemd colours it, and boot loaders move the cursor."""
+    text = "GRUB\x1b[2J\r\n\n" + "".join(f"[   {n}.0] line\n" for n in range(20))
+    text += "[\x1b[0;1;31mFAILED\x1b[0m] Failed to start \x1b[0;1;39mssh.service\x1b[0m.\x07\r\n"
+    lines = create.list_console_lines(text)
+    assert lines[-1] == "[FAILED] Failed to start ssh.service."
+    assert (len(lines), lines[0]) == (create.CONSOLE_LINES, "[   9.0] line")
+    assert create.list_console_lines("\n\x1b[0m\n") == []
+
+
 def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:
     memory = ProviderState(id="lab-1", region="us-east-1", spot=True)
     with pytest.raises(CapacityError):

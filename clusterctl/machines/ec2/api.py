@@ -800,6 +800,11 @@ class Api:
             if refusals.is_account_error(refused):
                 raise
 
+    def read_console(self, instance: str) -> str:
+        """The end of what a machine and its cloud-init have written to its console: 64 KiB."""
+        answer = self.call("get_console_output", InstanceId=instance, Latest=True)
+        return str(answer.get("Output", ""))
+
     def find_tenancy(self, vpc: str) -> str:
         """`default`, or `dedicated` where each machine gets hardware of the account's own."""
         [found] = self.list_all("describe_vpcs", "Vpcs", VpcIds=[vpc])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,7 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.core.progress import NodePhases
-from clusterctl.errors import ProviderError
+from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
@@ -575,12 +576,17 @@ def create(
         schedule_ends(order, {str(row["id"]) for row in made}, report)
     nodes = tuple(_build_node(row, options, found, cluster.id) for row in made)
     host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
-    final, pool = host_keys.settle(
-        nodes,
-        limit=options.cloud.boot_timeout,
-        report=report,
-        phases=phases,
-    )
+    try:
+        final, pool = host_keys.settle(
+            nodes,
+            limit=options.cloud.boot_timeout,
+            report=report,
+            phases=phases,
+        )
+    except NodeUnreachable as error:
+        silent = {node.name: node.machine for node in nodes if node.name in error.nodes}
+        _report_consoles(api, silent, report)
+        raise
     reason = plan.name_mode(api.region, state.spot, state.on_demand)
     return Created(
         nodes=nodes,
@@ -589,6 +595,32 @@ def create(
         mode_reason=reason,
         shared=SHARED if cluster.spec.shared else "",
     )
+
+
+CONSOLES = 3
+"""Machines whose consoles are shown: one reason is often that of all."""
+CONSOLE_LINES = 12
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+def list_console_lines(text: str) -> list[str]:
+    """The last lines of a console, without what would move a cursor or colour the text."""
+    plain = _ESCAPE.sub("", text)
+    lines = ("".join(filter(str.isprintable, line)).rstrip() for line in plain.splitlines())
+    return [line[:200] for line in lines if line][-CONSOLE_LINES:]
+
+
+def _report_consoles(api: Api, machines: Mapping[str, str], report: Reporter) -> None:
+    """`machines`: instances by the name of their node."""
+    for name, machine in list(machines.items())[:CONSOLES]:
+        try:
+            lines = list_console_lines(api.read_console(machine))
+        except ProviderError as error:
+            report(f"{name}: its console cannot be read: {error.message}")
+            continue
+        report(f"{name}: {'the end of its console' if lines else 'nothing on its console yet'}")
+        for line in lines:
+            report(f"  {line}")
 
 
 def _check_nodes(api: Api, cluster: Cluster, runner: terraform_folder.Terraform) -> None:

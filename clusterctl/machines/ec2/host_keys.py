@@ -196,6 +196,7 @@ class HostKeys:
                 transient=not final,
             )
             error.cluster = name
+            error.nodes = tuple(result.node for result in final or failed)
             raise error
 
     def _connect(
