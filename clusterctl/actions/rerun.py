@@ -22,7 +22,7 @@ from clusterctl.actions.run import (
     run,
 )
 from clusterctl.batch.system import load_system
-from clusterctl.core.job import Job, JobSpec
+from clusterctl.core.job import Job, JobSpec, ProgramKind
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import format_time
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
@@ -410,6 +410,7 @@ def rerun(
         return _prepare_again(store, old, cluster, spec, secrets, number)
 
     prepared = plan(store.read_next_job_id())
+    resume = resume and not spec.in_place  # its files lie where it starts
     source = find_earlier_files(store, old, prepared.job, cluster, report) if resume else None
     archive = store.home.stages / old.stage
     if not archive.is_file():
@@ -476,6 +477,14 @@ def _prepare_again(
         raise RecordError(
             f"job {old.id} used secrets that are not stored: {', '.join(missing)}",
             hint="give them again with --env NAME=VALUE or --env-file",
+        )
+    if spec.program.kind is ProgramKind.BATCH:
+        load_system(cluster.system).take_script(spec, cluster)
+    if spec.in_place and cluster.id != old.cluster_id:
+        raise RecordError(
+            f"job {old.id} ran in {spec.in_place} of cluster {old.cluster!r}: no file of it was"
+            " copied",
+            hint=f"`clusterctl run -c {cluster.name}` hands in the script of that cluster",
         )
     job, plan = plan_job(cluster, spec, number=number)
     job = replace(job, stage=old.stage, rerun_of=old.id)

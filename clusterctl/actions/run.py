@@ -86,11 +86,13 @@ def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
     """Why a job failed or was lost without an exit code of its program's; None where it has one, or
     ended otherwise. What its launcher exits with is no code of the program's. `said`: what the
     launcher said of a job that never started."""
+    again = f"then `clusterctl rerun {job.id} --resume` continues from the job's files"
+    if job.spec.program.kind is ProgramKind.BATCH:
+        again = f"then `clusterctl rerun {job.id}` hands the script in again"
     if job.state is JobState.LOST:
         return LaunchError(
             f"job {job.id} was lost: {job.reason}",
-            hint="check the launcher with `clusterctl status --live`; then"
-            f" `clusterctl rerun {job.id} --resume` continues from the job's files",
+            hint=f"check the launcher with `clusterctl status --live`; {again}",
         )
     if job.state is not JobState.FAILED or job.program_exit_code is not None:
         return None
@@ -103,7 +105,7 @@ def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
         if job.hangs and job.hangs[-1].attempt == job.attempt:
             look = f"`clusterctl doctor {job.id}` shows where its ranks stood"
         what = f"failed: {job.reason}"
-        hint = f"{look}; then `clusterctl rerun {job.id} --resume` continues from the job's files"
+        hint = f"{look}; {again}"
         if -1 in job.survivors.values():
             kind = NodeUnreachable
     if is_disk_full(job):

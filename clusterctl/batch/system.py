@@ -97,8 +97,8 @@ class BatchSystem(ABC):
         """Raises UsageError for a batch script that it cannot hand in as it is."""
         program = spec.program
         raise UsageError(
-            f"{program.target} is a batch script with {program.directives} lines, and cluster"
-            f" {cluster.name!r} has no queue that reads them",
+            f"{program.target} is a batch script, and cluster {cluster.name!r} has no queue for"
+            f" it{f' that reads {program.directives} lines' if program.directives else ''}",
             hint="run the program that it starts, with its options:"
             " clusterctl run --nodes 2 … PROGRAM",
         )

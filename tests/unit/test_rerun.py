@@ -69,6 +69,20 @@ def test_the_last_job_is_run_again_without_a_number(jobs: Rows, call: Call) -> N
     assert third["args"] == ["--lr", "0.1"]
 
 
+def test_a_script_that_ran_in_its_folder_runs_there_again_and_nowhere_else(
+    jobs: Rows, call: Call
+) -> None:
+    Path("job.sh").write_text("#!/bin/sh\n#SBATCH --nodes=2\ntrue\n")
+    assert call("run", "--detach", "job.sh").code == 0
+    again = call("rerun", "--detach", "--resume", "2")
+    assert again.code == 0, again
+    assert "from the beginning" not in again.err
+    assert call("attach", "other", "--slurm").code == 0
+    said = call("rerun", "-c", "other", "2")
+    assert said.code == 7, said
+    assert "no file of it was copied" in said.err
+
+
 def test_another_cluster_is_named_where_that_of_the_job_is_gone(jobs: Rows, call: Call) -> None:
     assert call("detach", "--yes").code == 0
     assert call("attach", "other", "--slurm").code == 0
