@@ -425,7 +425,8 @@ def _prepare_script(
     """A batch script of the user's own, as it is: in its folder, where that is the login node's,
     else in a copy of its tree."""
     spec = replace(spec, program=resolved.program)
-    load_system(cluster.system).take_script(spec, cluster)
+    path = resolved.tree.root / resolved.program.folder / resolved.program.target
+    load_system(cluster.system).take_script(spec, cluster, path)
     if spec.array:  # its tasks are the queue's
         spec = replace(spec, array="", native={**spec.native, "array": spec.array})
     tree = resolved.tree

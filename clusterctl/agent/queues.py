@@ -396,6 +396,10 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
         raise Refused(" ".join(line for line in lines if not line.startswith("Exiting")))
     # Of an array, Grid Engine prints its tasks, too: 4711.1-8:1
     native = said.out.partition("\n")[0].partition(".")[0]
+    if not re.match(r"\d+(;|$)", native):
+        raise Refused(
+            "the queue gave no number for the job: " + " ".join((said.out + said.err).split())
+        )
     processes.write("native", native + "\n")
     obstacle = batch.find_obstacle(native)
     if obstacle:

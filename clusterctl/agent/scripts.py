@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from . import messages, processes
 
@@ -75,8 +75,12 @@ def learn(folder: str, parts: Sequence[Part]) -> None:
     rows = {key: list(part) for key, part in known.items()}
     processes.write(os.path.join(folder, PARTS), json.dumps(rows))
     ordered = _sort(known)
+    shown: Set[str] = set()  # tasks may share a file
     for number, part in enumerate(ordered):
-        _link(folder, number, part)
+        for kind, path in (("out", part.out), ("err", part.err)):
+            if path and path != "/dev/null" and path not in shown:
+                _link(os.path.join(folder, "out", f"rank-{number}.{kind}"), path)
+            shown.add(path)
     if any(part.state == RUNNING or part.node for part in ordered):
         _note_start(folder, ordered)
 
@@ -116,13 +120,11 @@ def _sort(parts: Dict[str, Part]) -> List[Part]:
     return sorted(parts.values(), key=lambda part: (len(part.id), part.id))
 
 
-def _link(folder: str, number: int, part: Part) -> None:
+def _link(place: str, path: str) -> None:
     """Its output, where that of a rank would be."""
-    for kind, path in (("out", part.out), ("err", part.err if part.err != part.out else "")):
-        place = os.path.join(folder, "out", f"rank-{number}.{kind}")
-        if path and path != "/dev/null" and not os.path.lexists(place):
-            with contextlib.suppress(FileExistsError):
-                os.symlink(path, place)
+    if not os.path.lexists(place):
+        with contextlib.suppress(FileExistsError):
+            os.symlink(path, place)
 
 
 def _note_start(folder: str, parts: Sequence[Part]) -> None:

@@ -15,6 +15,7 @@ import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from clusterctl import __version__
@@ -64,13 +65,24 @@ def check_value(name: str, text: str) -> str:
     return text
 
 
-def list_arguments(spec: JobSpec, name: str) -> list[str]:
+def list_arguments(spec: JobSpec, name: str, unfit: str) -> list[str]:
     """Options of the system itself, each with its value, as directives have them."""
     lines = spec.native.get(name, "").splitlines()
     for line in lines:
         if not line.startswith("-"):
             raise UsageError(f"--{name} {line}: it begins with no dash", hint=f"--{name} '-x 1'")
+        refuse_unfit(f"--{name} '{line}'", line, unfit)
     return lines
+
+
+def refuse_unfit(what: str, line: str, unfit: str) -> None:
+    """Raises UsageError for an option with which its command would not return at once, or without
+    the number of a job that the queue then has."""
+    if re.match(rf"(?:{unfit})(?![\w-])", line):
+        raise UsageError(
+            f"{what}: with it, nobody would know which job it is",
+            hint="leave it out: `run` waits for the job, `run --detach` does not",
+        )
 
 
 def make_job_name(spec: JobSpec, number: int) -> str:
@@ -103,6 +115,8 @@ class QueueSystem(BatchSystem):
     hands_in: ClassVar[tuple[str, ...]]
     prefix: ClassVar[str]
     """What a directive begins with, in the head of a script."""
+    waits: ClassVar[str]
+    """Options with which its command waits for the job, or hands in none, as a pattern."""
     end: ClassVar[str]
     """The command that takes the number of a job to end."""
     down: ClassVar[str]
@@ -186,9 +200,14 @@ class QueueSystem(BatchSystem):
         grace = spec.grace or float(announced)
         return replace(spec, grace=grace, notice=math.ceil(grace) or LEAD - ANSWER_MARGIN)
 
-    def take_script(self, spec: JobSpec, cluster: Cluster) -> None:
+    def take_script(self, spec: JobSpec, cluster: Cluster, path: Path | None = None) -> None:
         if spec.program.directives not in ("", self.prefix):
-            super().take_script(spec, cluster)
+            super().take_script(spec, cluster, path)
+        for line in path.read_text(errors="replace").splitlines() if path else ():
+            if line.startswith(self.prefix):
+                refuse_unfit(
+                    f"{spec.program.target}: {line}", line[len(self.prefix) :].strip(), self.waits
+                )
         given = {
             "--launcher": spec.launcher != "auto",
             "--backend": spec.backend != "auto",

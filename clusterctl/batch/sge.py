@@ -69,6 +69,7 @@ OPTIONS: Sequence[tuple[str, str, Callable[[str], str]]] = (
 """What `run` passes on, Grid Engine's word for it, and what checks and renders its value."""
 
 ARGUMENT = "qsub-arg"
+WAITS = "-sync +y\\w*|-verify|-help|-w +v"
 
 GONE: dict[str, JobState] = {
     "CANCELLED": JobState.CANCELLED,
@@ -81,6 +82,7 @@ class Sge(QueueSystem):
     prefix = "#$"
     emits = "qsub"
     hands_in = queues.GridQueue.HAND_IN
+    waits = WAITS
     end = queues.GridQueue.END
     example_size = "-pe NAME 2"
     down = queues.GridQueue.DOWN
@@ -166,7 +168,7 @@ class Sge(QueueSystem):
 def _list_native(spec: JobSpec) -> list[str]:
     native = spec.native
     known = [f"{word}{render(native[name])}" for name, word, render in OPTIONS if name in native]
-    return [*known, *list_arguments(spec, ARGUMENT)]
+    return [*known, *list_arguments(spec, ARGUMENT, WAITS)]
 
 
 def find_time_limit(spec: JobSpec) -> int:

@@ -32,6 +32,8 @@ TAKEN = ("USR1", "TERM")
 """Its signals that may stand for a warning, on which ranks get SIGTERM."""
 UNCAUGHT = ("KILL", "STOP")
 ARGUMENT = "sbatch-arg"
+WAITS = "-W|--wait|--test-only"
+UNFIT = f"{WAITS}|-Q|--quiet|-h|--help|--usage|-V|--version"
 
 QUEUE: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -89,6 +91,7 @@ class Slurm(QueueSystem):
     prefix = "#SBATCH"
     emits = "sbatch"
     hands_in = queues.SlurmQueue.HAND_IN
+    waits = WAITS
     end = queues.SlurmQueue.END
     example_size = "--nodes 2"
     down = queues.SlurmQueue.DOWN
@@ -168,7 +171,7 @@ class Slurm(QueueSystem):
                 continue
             value = f"={check_value(f'--{option}', text)}" if text else ""
             lines.append(f"--{option}{value}")
-        lines += list_arguments(spec, ARGUMENT)
+        lines += list_arguments(spec, ARGUMENT, UNFIT)
         lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
         lines.append(f"--signal=B:USR1@{self.read_notice(spec) or choose_lead(spec)}")
         return lines
@@ -178,7 +181,7 @@ class Slurm(QueueSystem):
         for name, text in spec.native.items():
             if name != ARGUMENT:
                 words.append(f"--{name}={text}" if text else f"--{name}")
-        return [*words, *shlex.split("\n".join(list_arguments(spec, ARGUMENT)))]
+        return [*words, *shlex.split("\n".join(list_arguments(spec, ARGUMENT, UNFIT)))]
 
     def read_notice(self, spec: JobSpec) -> int:
         return read_signal(spec)[1]

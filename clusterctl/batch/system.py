@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import ClassVar, cast
 
 from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
@@ -93,8 +94,9 @@ class BatchSystem(ABC):
             )
         return self._place(spec, cluster)
 
-    def take_script(self, spec: JobSpec, cluster: Cluster) -> None:
-        """Raises UsageError for a batch script that it cannot hand in as it is."""
+    def take_script(self, spec: JobSpec, cluster: Cluster, path: Path | None = None) -> None:
+        """Raises UsageError for a batch script that it cannot hand in as it is, or not follow.
+        `path`: where it lies; None: it was followed before."""
         program = spec.program
         raise UsageError(
             f"{program.target} is a batch script, and cluster {cluster.name!r} has no queue for"

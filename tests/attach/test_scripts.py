@@ -82,3 +82,16 @@ def test_what_would_count_for_nothing_is_refused(cli: Cli, site: Site) -> None:
     )
     assert plan["command"][-4:] == ["--nodes=2", "--array=1-9%2", "job.sh", "x"]
     assert "batch script already" in cli("run", "--emit", "sbatch", "job.sh", code=2).err
+
+
+def test_what_hides_the_number_of_a_job_is_refused(cli: Cli, site: Site) -> None:
+    """With these, the queue's command waits for the job, or tells no number."""
+    waits = {"slurm": ["--wait"], "sge": ["-sync y"]}
+    write(cli, site, "waits.sh", waits, "sleep 300")
+    write(cli, site, "job.sh", {"slurm": ["--nodes=1"], "sge": ["-cwd"]}, "sleep 300")
+    argument, silent = {
+        "slurm": ("--sbatch-arg", "--quiet"),
+        "sge": ("--qsub-arg", "-verify"),
+    }[site.system]
+    assert waits[site.system][0] in cli("run", "waits.sh", code=2).err
+    assert silent in cli("run", argument, silent, "./job.sh", code=2).err

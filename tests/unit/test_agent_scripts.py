@@ -161,3 +161,10 @@ def test_a_word_to_end_counts(tmp_path: Path) -> None:
     scripts.learn(str(tmp_path), make_parts(137))
     assert scripts.note_end(str(tmp_path))
     assert read(tmp_path).stop == "cancelled"
+
+
+def test_a_file_of_several_tasks_is_shown_once(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    shared = [Part(str(n), RUNNING, "c1", "/x/all", "/x/all", 10.0) for n in range(2)]
+    scripts.learn(str(tmp_path), shared)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank-0.out"]
