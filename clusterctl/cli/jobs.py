@@ -28,7 +28,7 @@ from clusterctl.cli.output import (
     quote_command,
 )
 from clusterctl.cli.output import document as job_document
-from clusterctl.core.job import Job, JobState
+from clusterctl.core.job import Job, JobState, ProgramKind
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.insight import metrics as insight_metrics
@@ -126,15 +126,19 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
     """The output of the job, and with --follow of the one that continues it; the number of the
     last."""
     where, follow = (given.cluster, console.report), given.follow
+    silent = True
     try:
         for pieces in actions_jobs.read_logs(store, number, *where, follow=follow, rank=given.rank):
             printer(pieces)
+            silent = silent and not pieces
     except NodeUnreachable:
         if not (given.follow and node_loss.is_due(store, store.read_job(number))):
             raise
     job = store.read_job(number)
     if given.follow and node_loss.is_due(store, job):
         return _continue(store, job, console, printer).id
+    if silent and job.program_exit_code is not None and job.spec.program.kind is ProgramKind.BATCH:
+        console.note(f"job {number} has no output where its script sends it")
     return number
 
 

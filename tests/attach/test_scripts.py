@@ -57,6 +57,14 @@ def test_parts_of_an_array(cli: Cli, site: Site) -> None:
     assert [done.of(rank) for rank in range(3)] == [[f"task {n}"] for n in (1, 2, 3)]
 
 
+@ONE_SITE
+def test_a_script_without_output(cli: Cli, site: Site) -> None:
+    lines = {"slurm": ["--output=/dev/null"], "sge": ["-cwd", "-o /dev/null", "-j y"]}
+    write(cli, site, "job.sh", lines, "echo unseen; exit 3")
+    done = cli("run", "job.sh", code=3)
+    assert "no output" in cli("logs", str(done.job)).err
+
+
 @ON_SLURM
 def test_a_script_that_calls_srun(cli: Cli, site: Site) -> None:
     path = cli.folder / "job.sh"
