@@ -414,7 +414,7 @@ def explain(error: BaseException, arguments: list[str]) -> tuple[str, str]:
         if "--mail-type" in own:
             hint += f"; an option of the site itself goes into {batch_systems.ARGUMENTS}"
         others = getattr(error, "possibilities", None) or ()
-        close = get_close_matches(option, others, n=1)
+        close = get_close_matches(option, others, n=1, cutoff=0.7)
         meant = "--workers" if option == "-n" and "--workers" in own else "".join(close)
         found = short or meant
         return f"unknown option {option}", f"did you mean {found}?" if found else hint

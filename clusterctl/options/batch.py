@@ -43,15 +43,14 @@ class BatchOptions:
 
 def _read_slots(words: list[str], option: str) -> str:
     """`mpi 8` or `mpi 2-8`: from the least to the most that help."""
-    given = f"{words[0]} {words[1]}"
     least, dash, most = words[1].partition("-")
     ends = (least, most) if dash else (least,)
     if not all(end.isdecimal() and int(end) for end in ends) or (dash and int(least) > int(most)):
         raise UsageError(
-            f"{option} {given}: expected a number of slots, or the least and the most of them",
-            hint=f"for example {option} {words[0]} 8 or {option} {words[0]} 2-8",
+            f"{option} {words[1]!r}: expected a number of slots, or the least and the most of them",
+            hint=f"for example {words[0]} 8 or {words[0]} 2-8",
         )
-    return given
+    return f"{words[0]} {words[1]}"
 
 
 _any_option = partial(texts, help="", metavar="ARG")

@@ -100,6 +100,8 @@ def find_misread(words: Sequence[str], own: Mapping[str, Option[Any]]) -> tuple[
         if not word.startswith("-") or word == "--":
             break
         value = words[place + 1] if place + 1 < len(words) else ""
+        if word == "-np":  # mpirun's
+            return f"{word} {value}".strip(), f"--ranks {value}".strip()
         for row in BATCH_SYSTEMS.values():
             if word in row.long:
                 return word, _name_argument(row, word)

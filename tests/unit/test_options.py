@@ -171,6 +171,7 @@ def test_where_options_of_batch_systems_work(option: str, works: str, fails: str
     ("typed", "meant"),
     [
         ("-c 8", "--cpus-per-task 8"),
+        ("-np 4", "--ranks 4"),
         ("-m bea", "--mail-type bea"),
         ("-q all.q", "--queue all.q"),
         ("-d afterok:3", "--sbatch-arg '-d afterok:3'"),
