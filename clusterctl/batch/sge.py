@@ -147,6 +147,11 @@ class Sge(QueueSystem):
             return JobState.QUEUED, "held" if "h" in state else "waiting"
         return JobState.RUNNING, ""
 
+    def advise(self, refusal: str, cluster: Cluster) -> str:
+        if "Error reading answer list" in refusal:  # all that qsub says of `my job.sh`
+            return "if the script's name has a space or a quote: --job-name NAME"
+        return super().advise(refusal, cluster)
+
     def warn_after(self, spec: JobSpec) -> float:
         if spec.pass_signal:
             return 0  # as the site says: USR1 for -l s_rt, USR2 before the end

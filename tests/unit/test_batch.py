@@ -277,6 +277,11 @@ def test_what_the_queue_says(system: str, line: str, state: str, reason: str) ->
     assert found.finished == (130.0 if found.state.ended else None)
 
 
+def test_a_script_whose_name_grid_engine_does_not_take_is_named() -> None:
+    said = "Unable to run job: Error reading answer list from qmaster"
+    assert "--job-name" in load_system("sge").advise(said, site("sge"))
+
+
 def test_slots_may_be_a_range() -> None:
     made = batch_job("sge", native={"pe": "mpi 2-6"})
     assert made.ranks == 6  # at most
