@@ -667,6 +667,16 @@ class Logs(Common, heading=JOBS, module="jobs"):
     json = JSON_LINES
     cluster = OF_JOB
 
+    @classmethod
+    def arrange(cls, words: list[str]) -> list[str]:
+        """`12.3` is point 3 of job 12."""
+        found: list[str] = []
+        for word in words:
+            job, dot, point = word.partition(".")
+            is_point = dot and job.isdigit() and point.isdigit()
+            found += ["--rank", point, job] if is_point else [word]
+        return found
+
 
 class Cancel(Common, heading=JOBS, module="jobs"):
     """Stop jobs on all nodes, and verify that no process of them is left."""
