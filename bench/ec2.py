@@ -94,6 +94,7 @@ def main() -> int:
         cloud = folder / "cloud"
         cloud.mkdir()
         ec2 = Ec2(cloud)
+        ec2.grant_cpus(4096)
         try:
             if not options.growth:
                 rows += until_ssh(ec2, folder, options.rounds)

@@ -105,6 +105,7 @@ def containers(
 @pytest.fixture(scope="module")
 def instances(ec2: Ec2, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("instances")
+    ec2.grant_cpus()
     env = {**ec2.quick_env, "HOME": str(folder)}
     (folder / "project").mkdir()
     (folder / "project" / "clusterctl.toml").write_text(f'[up]\nssh_cidr = "{OUTSIDE}"\n')

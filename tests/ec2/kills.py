@@ -115,6 +115,7 @@ class Kills:
         folder = self._folder / f"round-{seed}"
         folder.mkdir()
         self._ec2.reset()
+        self._ec2.grant_cpus()
         self._ec2.policy(policy())
         self._ec2.make_role()
         world = World(self._ec2, self._hub, folder, self._initialised)

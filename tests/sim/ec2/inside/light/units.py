@@ -71,7 +71,7 @@ class Units:
         return self.known.get(name)
 
     def launch(self, unit: Unit, line: str) -> int:
-        argv = shlex.split(line.replace("$MAINPID", str(unit.pid)))
+        argv = shlex.split(line.replace("$MAINPID", str(unit.pid)).replace("$$", "$"))
         log = os.open(f"/run/sim/log/{unit.name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         user = unit.one("User")
         try:
