@@ -418,11 +418,9 @@ def list_arguments(name: str, listed: Downloads, base: str = "") -> dict[str, st
         found["TOOLKIT"] = listed["toolkit"][name]
     if name in catalog.COMPILED_FOR:
         kind = catalog.COMPILED_FOR[name]
-        arches = [
-            row.arch.removeprefix("sm_") for row in catalog.FAMILIES.values() if row.image == kind
-        ]
-        arches += [arch for arch in catalog.MORE_ARCHES.get(kind, ()) if arch not in arches]
-        found["ARCHES"] = " ".join(arches)
+        rows = (row for row in catalog.FAMILIES.values() if row.image == kind)
+        arches = [row.arch.removeprefix("sm_") for row in rows]  # families may share one
+        found["ARCHES"] = " ".join(dict.fromkeys((*arches, *catalog.MORE_ARCHES.get(kind, ()))))
     return found
 
 
