@@ -208,8 +208,8 @@ def _read_slurm_line(line: str) -> List[Part]:
         "0",
         state,
         node,
-        values.get("StdOut", ""),
-        values.get("StdErr", ""),
+        _fill_in(values.get("StdOut", ""), node),
+        _fill_in(values.get("StdErr", ""), node),
         0.0 if state == WAITING or not node else read_time(values["StartTime"], SLURM_TIME),
         read_time(values.get("EndTime", ""), SLURM_TIME) if state == ENDED else 0.0,
         word,
@@ -219,6 +219,16 @@ def _read_slurm_line(line: str) -> List[Part]:
     if len(tasks) > 1:  # those that wait are one line, and their output has no name yet
         return [part._replace(id=task, out="", err="") for task in tasks]
     return [part._replace(id=task) for task in tasks or ["0"]]
+
+
+def _fill_in(path: str, node: str) -> str:
+    """The words for the place of the script itself, which Slurm fills in when it runs: the node's
+    name, its number, the task's. "": not known yet."""
+    if not node:
+        return "" if re.search("%[Nnt]", path) else path
+    for word, what in (("%N", node), ("%n", "0"), ("%t", "0")):
+        path = path.replace(word, what)
+    return path
 
 
 def explain_slurm(line: str) -> str:

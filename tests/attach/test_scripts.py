@@ -23,7 +23,7 @@ def write(cli: Cli, site: Site, name: str, lines: dict[str, list[str]], body: st
 
 def test_a_script_runs_in_its_folder_with_its_arguments(cli: Cli, site: Site) -> None:
     """Its own output file is what is followed; nothing in its folder is touched."""
-    lines = {"slurm": ["--nodes=2", "--output=%x-%j.txt"], "sge": ["-cwd", "-pe mpi 2", "-j y"]}
+    lines = {"slurm": ["--nodes=2", "--output=%x-%j-%N.txt"], "sge": ["-cwd", "-pe mpi 2", "-j y"]}
     write(cli, site, "job.sh", lines, 'echo "given: $* $MINE"; pwd; echo made >here; exit 7')
     before = sorted(path.name for path in cli.folder.iterdir())
     more = {"slurm": ("--sbatch-arg", "--comment='a b'"), "sge": ("--qsub-arg", "-ac note=x")}

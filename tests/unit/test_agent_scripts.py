@@ -168,3 +168,10 @@ def test_a_file_of_several_tasks_is_shown_once(tmp_path: Path) -> None:
     shared = [Part(str(n), RUNNING, "c1", "/x/all", "/x/all", 10.0) for n in range(2)]
     scripts.learn(str(tmp_path), shared)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank-0.out"]
+
+
+def test_an_output_file_may_have_the_name_of_its_node() -> None:
+    line = "JobId=5 JobState={} StartTime=2026-01-02T03:04:05 {} ExitCode=0:0 StdOut=/x/%N-%t.out"
+    (waits,) = scripts.read_slurm_tasks(line.format("PENDING", "NodeList="))
+    (runs,) = scripts.read_slurm_tasks(line.format("RUNNING", "BatchHost=c1"))
+    assert (waits.out, runs.out) == ("", "/x/c1-0.out")
