@@ -54,7 +54,9 @@ def make_output_folders(folder: str, words: Sequence[str]) -> None:
         for line in re.findall(r"(?m)^#(?:SBATCH|\$)(\s.*)", text):
             for path in re.findall(r"\s(?:-[oe]|--output|--error)[ =]*(\S+)", line):
                 place = os.path.normpath(os.path.join(folder, os.path.dirname(path)))
-                if place.startswith(folder) and not re.search(r"[%$\"'\\]", place[len(folder) :]):
+                if f"{place}/".startswith(f"{folder}/") and not re.search(
+                    r"[%$\"'\\]", place[len(folder) :]
+                ):
                     os.makedirs(place, exist_ok=True)
 
 

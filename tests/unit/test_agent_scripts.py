@@ -111,7 +111,12 @@ def test_a_task_that_ran_again_has_ended_as_it_did_the_last_time(
 
 
 def test_a_copy_of_the_tree_has_the_folders_for_output(tmp_path: Path) -> None:
-    lines = ["#SBATCH -o logs/%j.out --error=deep/er/%x", "#$ -o grid/", "#SBATCH -e ../x/y"]
+    lines = [
+        "#SBATCH -o logs/%j.out --error=deep/er/%x",
+        "#$ -o grid/",
+        "#SBATCH -e ../x/y",
+        "#SBATCH -o ../work2/y",
+    ]
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "job.sh").write_text("\n".join(["#!/bin/sh", *lines, "true"]))
     scripts.make_output_folders(f"{tmp_path}/work/.", ("--nodes=2", "job.sh", "arg"))
@@ -121,7 +126,7 @@ def test_a_copy_of_the_tree_has_the_folders_for_output(tmp_path: Path) -> None:
         "deep",
         "grid",
     }
-    assert not (tmp_path / "x").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["work"]
 
 
 def make_parts(*codes: int, word: str = "FAILED", state: str = ENDED) -> list[Part]:
