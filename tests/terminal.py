@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -86,6 +87,8 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         self.screen = Screen(width)
+        self._cut = ""  # a read may end within a code, or a character
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.raw = ""
         """All that the program has written."""
         self.process = subprocess.Popen(
@@ -117,8 +120,11 @@ class Terminal:
             data = os.read(self._ours, 1 << 16)
         except OSError:  # how Linux says that nobody has the other end
             return False
-        text = data.decode(errors="replace")
+        text = self._decoder.decode(data)
         self.raw += text
+        text, self._cut = re.fullmatch(
+            r"(.*?)(\x1b(?:\[[?\d;]*)?)?", self._cut + text, re.S
+        ).groups("")
         self.screen.write(text)
         return bool(data)
 

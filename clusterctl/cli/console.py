@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TextIO
 
 from clusterctl.core.progress import Speedometer
 from clusterctl.core.text import format_seconds
@@ -20,6 +20,9 @@ from clusterctl.errors import ClusterctlError, UsageError
 SILENCE = 2.5
 """Seconds after which a verb about machines says that it still works: on a busy machine the word
 comes later, and nobody should wait for more than five."""
+
+GOOD, BAD = "32", "1;31"
+"""Colours of terminals: green, and bold red."""
 
 Moved = tuple[int, int | None]
 """Bytes: copied so far, and still to be copied (None: unknown)."""
@@ -64,13 +67,13 @@ class Console:
         self.json, self.quiet, self.verbose = json, quiet, verbose
         return self
 
-    def report(self, text: str) -> None:
+    def report(self, text: str, colour: str = "") -> None:
         """A line of progress, with the seconds since the start."""
         line = f"{self._clock() - self._began:6.1f} s  {escape_lines(text)}"
         self.story.append(line)
         self._doing = text
         if not self.quiet:
-            self._write_stderr(line)
+            self._write_stderr(line, colour=colour)
 
     @contextlib.contextmanager
     def show_waiting(
@@ -82,7 +85,8 @@ class Console:
     ) -> Iterator[None]:
         """Meanwhile nobody has to guess whether something still happens: after so many seconds
         without a word (usually SILENCE), those before included, the last line of progress is
-        repeated: on a terminal in place, elsewhere in a line of its own.
+        repeated: on a terminal in place, elsewhere in a line of its own, each time after a pause
+        that is twice as long, up to eight times.
 
         Args:
             moved: Says how many bytes were copied, and how many are still to be (None: unknown).
@@ -95,8 +99,10 @@ class Console:
         def watch() -> None:
             start = size = moved()[0] if moved else 0
             speed = Speedometer(self._clock(), size)
-            pause = silence / 10 if moved else 0.0
-            while not over.wait(pause or max(silence / 20, self._spoke + silence - self._clock())):
+            pause, doing, wait = silence / 10 if moved else 0.0, "", silence
+            while not over.wait(pause or max(silence / 20, self._spoke + wait - self._clock())):
+                if doing != self._doing:
+                    doing, wait = self._doing, silence
                 now, copied = self._clock(), ""
                 size, left = moved() if moved else (0, None)
                 if speed.add(now, size):
@@ -106,7 +112,7 @@ class Console:
                     continue
                 if copied and can_redraw():
                     self.draw([escape(f"{self._format_time()}  {self._doing}{copied}")])
-                elif now - self._spoke >= silence:
+                elif now - self._spoke >= wait:
                     step = escape_lines(self._doing).partition(";")[0]
                     after = f"; last step: {step}" if step else ""
                     line = f"{self._format_time()}  still working{after}{copied}"
@@ -114,6 +120,7 @@ class Console:
                         self.draw([escape(line)])
                     else:
                         self._write_stderr(line)
+                        wait = min(2 * wait, 8 * silence)
 
         thread = threading.Thread(target=watch, daemon=True, name="waiting")
         thread.start()
@@ -195,7 +202,7 @@ class Console:
             print(json.dumps({"schema": 1, **make_plain(values)}), flush=True)
 
     def error(self, message: str, hint: str, code: int, log: str = "") -> None:
-        self._write_stderr(f"clusterctl: {message}")
+        self._write_stderr(f"clusterctl: {message}", colour=BAD)
         if hint:
             self._write_stderr(f"  → {hint}")
         if log:
@@ -240,10 +247,10 @@ class Console:
             )
         return self.confirm(question)
 
-    def _write_stderr(self, text: str, end: str = "\n") -> None:
+    def _write_stderr(self, text: str, end: str = "\n", colour: str = "") -> None:
         with self._writing:
             self._spoke = self._clock()
-            self._write(self._erase() + escape_lines(text) + end)
+            self._write(self._erase() + paint(escape_lines(text), colour) + end)
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
@@ -264,6 +271,18 @@ def _read_line() -> str:
 def can_redraw() -> bool:
     """Whether lines on the terminal can be replaced."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Whether it is a terminal that shows colours, and nobody has asked for none."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return not plain and stream.isatty()
+
+
+def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
+    """The text in a colour, where the stream (usually stderr) has any."""
+    colours = colour and has_colours(stream or sys.stderr)
+    return f"\x1b[{colour}m{text}\x1b[0m" if colours else text
 
 
 def measure_height() -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import typer
 from clusterctl.actions import common, costs, node_loss
 from clusterctl.actions import jobs as actions_jobs
 from clusterctl.actions import metrics as actions_metrics
-from clusterctl.cli.console import Console, escape, format_records
+from clusterctl.cli.console import BAD, GOOD, Console, escape, format_records, paint
 from clusterctl.cli.output import (
     Printer,
     announce,
@@ -48,12 +49,24 @@ def jobs(given: Jobs, console: Console) -> None:
     dollars = costs.sum_by_job(store, found)
     documents = [{**job_document(job), "dollars": dollars.get(job.id)} for job in found]
     if found:
-        console.result(format_records(_list_cells(job, dollars) for job in found))
+        table = format_records(_list_cells(job, dollars) for job in found)
+        console.result("\n".join(_paint_states(table, found)), raw=True)
     else:
         console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
     if given.job is not None and found[0].spec.is_sweep:
         documents[0]["points"]["table"] = _list_points(store, found[0], console)
     console.document(jobs=documents)
+
+
+def _paint_states(table: str, jobs: Iterable[Job]) -> Iterator[str]:
+    """The lines of a table of jobs, with what has become of each in a colour."""
+    head, *lines = table.splitlines()
+    yield head
+    for line, job in zip(lines, jobs, strict=True):
+        start, word = head.index("state"), job.state.value
+        colour = GOOD if job.state is JobState.SUCCEEDED else BAD if job.state.ended else ""
+        end = start + len(word)
+        yield line[:start] + paint(word, colour, sys.stdout) + line[end:]
 
 
 def _list_points(store: Store, job: Job, console: Console) -> list[dict[str, Any]]:

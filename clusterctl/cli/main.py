@@ -7,6 +7,7 @@ import errno
 import inspect
 import io
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -21,7 +22,7 @@ import typer.main
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from clusterctl import __version__
-from clusterctl.cli.console import Console, escape
+from clusterctl.cli.console import Console, escape, has_colours
 from clusterctl.core.variables import redact, redact_arguments
 from clusterctl.errors import (
     ClusterctlError,
@@ -170,7 +171,43 @@ def _wrap(text: str) -> list[str]:
 
 
 def _choose_width() -> int:
-    return max(60, min(100, shutil.get_terminal_size().columns))
+    """Columns for plain text. Panels have their edges besides, and no indent."""
+    return max(60, min(100, shutil.get_terminal_size().columns)) - 2 * _has_panels()
+
+
+def _has_panels() -> bool:
+    return has_colours(sys.stdout) and sys.stdout.encoding.lower() == "utf-8"
+
+
+_COLOURS = {
+    "1;36": r"(?<![\w-])--[a-z][\w-]*|(?<=^│ )[a-z][\w-]*(?=  )",  # as Typer has them
+    "1;32": r"(?<![\w-])-[a-zA-Z]\b",
+    "1;33": r"(?<= )(?:\[[A-Z]+\.*\]|[A-Z][A-Z_=|\[\]]+)(?= |$)",
+    "2": r"\(default: [^)]*\)|^[╭╰].*|^│|│$",
+}
+
+
+def _draw_panels(text: str) -> str:
+    """On a terminal, the help with each section in a panel, and coloured; elsewhere as it is."""
+    if not _has_panels():
+        return text
+    width, drawn = _choose_width() + 2, []
+    for part in text.split("\n\n"):
+        head, *lines = part.split("\n")
+        if lines and head.endswith(":") and lines[0].startswith("  "):
+            drawn.append(f"╭─ {head[:-1]} {'─' * (width - len(head) - 4)}╮")
+            drawn += [f"│ {line[2:]:<{width - 4}} │" for line in lines]
+            drawn.append(f"╰{'─' * (width - 2)}╯")
+        else:
+            drawn += ["", part, ""]
+    lines = "\n".join(drawn).strip().replace("\n\n\n", "\n\n").split("\n")
+    return "\n".join(map(_colour_line, lines))
+
+
+def _colour_line(line: str) -> str:
+    for colour, pattern in _COLOURS.items():
+        line = re.sub(pattern, f"\x1b[{colour}m\\g<0>\x1b[0m", line)
+    return line
 
 
 # -------------------------------------------------------------------------------------------------
@@ -247,7 +284,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args if ctx.resilient_parsing else self.verb.arrange(args))
 
     def get_help(self, ctx: Any) -> str:
-        return render_verb(self.path)
+        return _draw_panels(render_verb(self.path))
 
     def invoke(self, ctx: Any) -> Any:
         given = read_options(self.path, ctx.params, ctx.args)
@@ -319,7 +356,7 @@ class Verbs(TyperGroup):
     def get_help(self, ctx: Any) -> str:
         own = [item for item in self.get_params(ctx) if "--help" not in item.opts]
         rows = [(", ".join(item.opts), getattr(item, "help", "")) for item in own]
-        return render_group(self.prefix.rstrip(), rows)
+        return _draw_panels(render_group(self.prefix.rstrip(), rows))
 
 
 def make_command() -> Any:

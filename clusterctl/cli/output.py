@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from clusterctl.cli.console import Console, ago, can_redraw, escape, make_plain, pick
+from clusterctl.cli.console import BAD, GOOD, Console, ago, can_redraw, escape, make_plain, pick
 from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
 from clusterctl.core.text import count
 from clusterctl.core.variables import redact, redact_arguments
@@ -306,7 +306,7 @@ def finish(console: Console, job: Job) -> int:
     how = job.state.value
     failure = job.failure
     if job.state is JobState.SUCCEEDED:
-        console.report(f"job {job.id} succeeded in {format_duration(job)}")
+        console.report(f"job {job.id} succeeded in {format_duration(job)}", GOOD)
         if job.never_met:
             console.note(
                 f"none of the {job.ranks} ranks joined a process group of torch.distributed or used"
@@ -322,7 +322,7 @@ def finish(console: Console, job: Job) -> int:
             how = failure.text + (f"; {job.reason}" if job.reason else "")
         else:
             how = job.reason or describe_exit(code or 1)
-        console.report(f"job {job.id} failed after {format_duration(job)}: {how}")
+        console.report(f"job {job.id} failed after {format_duration(job)}: {how}", BAD)
         result = error.exit_code if error else code or 1
     elif job.state is JobState.TIMEOUT:
         from clusterctl.actions.jobs import describe_survivors
@@ -330,11 +330,12 @@ def finish(console: Console, job: Job) -> int:
         limit = f"--timeout of {job.spec.timeout:g} s"
         if not job.spec.timeout:
             limit = "time limit in the queue"
-        console.report(f"job {job.id} was stopped after its {limit}: {describe_survivors(job)}")
+        left = describe_survivors(job)
+        console.report(f"job {job.id} was stopped after its {limit}: {left}", BAD)
         result = EXIT_TIMEOUT
     else:
         why = f": {job.reason}" if job.reason else ""
-        console.report(f"job {job.id} was {how}{why}")
+        console.report(f"job {job.id} was {how}{why}", BAD)
         result = error.exit_code if error else EXIT_CANCELLED
     _write_result(console, job, result)
     return result

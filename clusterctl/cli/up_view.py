@@ -4,12 +4,20 @@ that is said. It is there after a moment, so that what is quick does not flicker
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from clusterctl.cli.console import Console, ago, can_redraw, format_table, measure_height
+from clusterctl.cli.console import (
+    BAD,
+    GOOD,
+    Console,
+    ago,
+    can_redraw,
+    format_table,
+    measure_height,
+    paint,
+)
 from clusterctl.core.progress import ENDS, FAILED, ORDER, READY, NodePhases, NodeState, Picture
 from clusterctl.core.text import count
 
@@ -26,7 +34,7 @@ NOTEWORTHY = 1_000_000
 """Bytes that a node has to receive in a phase to be spoken of."""
 SLOW = 50_000.0
 """Bytes per second that are not worth a word."""
-COLOURS = {READY: "32", FAILED: "1;31"}
+COLOURS = {READY: GOOD, FAILED: BAD}
 
 
 @contextlib.contextmanager
@@ -68,13 +76,9 @@ def describe_nodes(picture: Picture, height: int) -> list[str]:
         chosen = slow[: min(SLOWEST, room - 1)]
     if chosen:
         texts = format_table(_list_cells(node) for node in chosen).splitlines()
-        lines += (_paint(text, node.phase) for text, node in zip(texts, chosen, strict=True))
+        pairs = zip(texts, chosen, strict=True)
+        lines += (paint(text, COLOURS.get(node.phase, "")) for text, node in pairs)
     return lines + last
-
-
-def _paint(text: str, phase: str) -> str:
-    colour = None if os.environ.get("NO_COLOR") else COLOURS.get(phase)
-    return f"\x1b[{colour}m{text}\x1b[0m" if colour else text
 
 
 def _order_by(node: NodeState) -> tuple[bool, int, float]:

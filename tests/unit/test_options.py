@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.actions.common import open_store
+from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
 from clusterctl.options.values import duration
 from clusterctl.options.verbs import VERBS, find_limit
-from tests.unit.calling import Call, clusterctl, judge
+from tests.terminal import Terminal
+from tests.unit.calling import ROOT, Call, clusterctl, judge
+from tests.unit.making import cluster, job
 from tests.unit.tables import rows
 
 
@@ -106,6 +110,53 @@ def test_completion_knows_verbs_and_options(words: str, found: str) -> None:
         _CLUSTERCTL_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(words.count(" "))
     )
     assert done.stdout.split() == [found], done.stderr
+
+
+def show_on_terminal(*arguments: str, **environment: str) -> tuple[str, list[str]]:
+    """What a terminal of 80 columns gets, and what it shows."""
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)} | environment
+    argv = [sys.executable, "-m", "clusterctl", *arguments]
+    terminal = Terminal(argv, env={k: v for k, v in environment.items() if v})
+    try:
+        shown = terminal.wait()
+        return terminal.raw, shown
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("words", [(), ("data",), ("up",), ("run",)], ids=" ".join)
+def test_help_has_panels_on_a_terminal(words: tuple[str, ...]) -> None:
+    raw, shown = show_on_terminal(*words, "--help", NO_COLOR="")
+    assert "\x1b[1;36m--help\x1b[0m" in raw
+    assert shown[0].startswith(" ".join(("Usage: clusterctl", *words)))
+    panels = re.findall(r"(?m)^╭─ [A-Z].* ─+╮\n(?:│ .* │\n)+╰─+╯$", "\n".join(shown))
+    assert len(panels) == sum(line.startswith("╭") for line in shown) > 0
+    assert {len(line) for panel in panels for line in panel.splitlines()} == {80}
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        {"NO_COLOR": "1"},
+        {"TERM": "dumb"},
+        {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_help_is_plain_where_a_terminal_shows_no_panels(reason: dict[str, str]) -> None:
+    raw, _ = show_on_terminal("data", "--help", **({"NO_COLOR": ""} | reason))
+    assert raw.isascii()
+    assert "\x1b" not in raw
+
+
+@pytest.mark.parametrize(
+    ("state", "colour"), [(JobState.SUCCEEDED, "32"), (JobState.FAILED, "1;31")]
+)
+def test_how_jobs_ended_has_a_colour(state: JobState, colour: str) -> None:
+    where = cluster()
+    open_store().save(where)
+    open_store().save_job(job(where, state=state))
+    raw, _ = show_on_terminal("jobs", NO_COLOR="")
+    assert f"  \x1b[{colour}m{state.value}\x1b[0m  " in raw
 
 
 def test_no_colours_without_a_terminal() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from clusterctl.actions import up, up_plan
 from clusterctl.actions.common import open_store
+from clusterctl.cli.clusters import find_script
 from clusterctl.core.model import (
     GATEWAY,
     Charge,
@@ -408,3 +409,28 @@ def test_machines_that_cannot_be_asked_about_are_not_passed_over() -> None:
     assert found.phase is Phase.CREATING
     assert "your AWS credentials have expired): up to 2 machines, at least $1.00/h until" in told
     assert "`clusterctl down lab` removes it" in told
+
+
+DDP = "torch.distributed.init_process_group()"
+
+
+@pytest.mark.parametrize(
+    ("files", "suggested"),
+    [
+        ({"train.py": "", "main.py": "", "ddp.py": DDP}, "train.py"),
+        (
+            {"utils.py": "def f(): ...", "setup.py": DDP, "test_ddp.py": DDP, "fit.py": DDP},
+            "fit.py",
+        ),
+        ({"a.py": DDP, "b.py": f"{DDP}\nif __name__ == '__main__': ..."}, "b.py"),
+        ({"train_gpt.py": "", "model.py": "import torch"}, "train_gpt.py"),
+        ({"ring.c": "MPI_Init(0, 0);", "notes.c": ""}, "ring.c"),
+        ({"utils.py": "def f(): ...", "readme.md": DDP}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_program_of_a_folder(files: dict[str, str], suggested: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert find_script(str(tmp_path)) == suggested
+    assert find_script(str(tmp_path / "gone")) == ""

@@ -44,6 +44,16 @@ def test_what_is_waited_for_is_said_again(capsys: pytest.CaptureFixture[str]) ->
     assert len(console.story) == 1, "the log has it once"
 
 
+def test_a_long_wait_is_not_told_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not every 2.5 seconds in a log: a wait of 60 seconds has five lines."""
+    console = Console()
+    with console.show_waiting(silence=0.05):
+        time.sleep(1.2)
+        assert 2 <= capsys.readouterr().err.count("still") <= 5
+        console.report("launcher: starts")
+        assert "last step: launcher" in wait_for(capsys, "still"), "a new step is news"
+
+
 def test_silence_from_before_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """As that of a busy machine which loads our modules: its clock stands still afterwards."""
     shows = [0.0]
