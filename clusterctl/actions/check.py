@@ -112,6 +112,9 @@ little for."""
 BUDGET = 0.10
 """US dollars: the nodes end themselves before they cost more."""
 
+DISK = 30
+"""GiB of each worker: nobody works there."""
+
 TTL = 33 * 60.0
 CREDITS = 0.09
 """US dollars per hour that a t3.micro costs more if it computes all the time (docs/ec2.md): what
@@ -134,7 +137,7 @@ def run_real_check(
         groups=(NodeGroup(count=WORKERS, instance_type=WORKER_TYPE),),
         ttl=TTL,
         runtime=runtime,
-        cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600),
+        cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600, disk=DISK),
     )
     gone, began = None, time.monotonic()
     with _handle_signals() as ignore:

@@ -392,18 +392,23 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
             hint=f"`clusterctl down {old.name}` first, or choose another name",
         )
     features = providers.load_creator(provider).features
-    usual = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
-    base = old.spec if old else ClusterSpec(name=spec.name, provider=provider, groups=(usual,))
+    default = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
+    base = old.spec if old else ClusterSpec(name=spec.name, provider=provider, groups=(default,))
     pictures = spec if spec.image or spec.images else base  # one replaces all from before
     cloud = _complete_cloud(spec.cloud, base.cloud)
-    # Our images of nodes have no libfabric, and AWS's machine image for GPUs has.
-    efa = cloud.efa and not (pictures.image or pictures.images)
+    groups = _complete_groups(spec, base)
+    usual_runtime = features.runtime
+    kinds = {catalog.guess_image_kind(group) for group in groups}
+    if "amd" not in kinds and not (pictures.image or pictures.images):
+        # The machine image for NVIDIA has driver and libfabric, and PyTorch's wheels bring the
+        # rest: they are installed once there, and twice where a container is built of them.
+        usual_runtime = Runtime.HOST if "nvidia" in kinds or cloud.efa else features.runtime
     return replace(
         spec,
         provider=provider,
-        groups=_complete_groups(spec, base),
+        groups=groups,
         ttl=spec.ttl or base.ttl,
-        runtime=spec.runtime or base.runtime or (Runtime.HOST if efa else features.runtime),
+        runtime=spec.runtime or base.runtime or usual_runtime,
         image=pictures.image,
         images=pictures.images,
         gpus=spec.gpus or base.gpus,

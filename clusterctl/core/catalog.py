@@ -82,6 +82,17 @@ def choose_instance_type(group: NodeGroup) -> str:
     return group.instance_type or find_family(group.family or "cpu").instance_type
 
 
+def guess_image_kind(group: NodeGroup) -> str:
+    """The kind of machine image for these workers, by their names alone: which types have GPUs of
+    whom, EC2 tells later."""
+    if group.family in FAMILIES:
+        return FAMILIES[group.family].image
+    family = group.instance_type.partition(".")[0]
+    if family in FAMILIES:
+        return FAMILIES[family].image
+    return "nvidia" if re.match(r"(gr?|p)\d", family) else "cpu"
+
+
 MORE_ARCHES = {"nvidia": ("80", "90", "100")}
 """What device code is built for besides the families': A100, H100 and B200, which come with
 --instance-type and with hosts of one's own."""

@@ -401,6 +401,8 @@ def list_steps(
         "mounts": bool(shared) and not exports,
         "host": not inside,
         "docker": bool(inside),
+        # Machine images for NVIDIA bring it, for programs of people and for --runtime docker.
+        "engine": bool(inside) or kind == "nvidia",
         "nvidia": kind == "nvidia",
         "amd": kind == "amd",
         "pulled": bool(inside and not inside.recipe),

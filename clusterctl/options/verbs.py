@@ -124,7 +124,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
     spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
     runtime = choice(
-        *("--runtime", EC2, "Run ranks in containers or on the host (default: docker)"),
+        *("--runtime", EC2, "Run ranks in containers, or on the host (default with NVIDIA)"),
         *("docker", "host"),
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")

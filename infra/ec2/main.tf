@@ -25,6 +25,7 @@ locals {
     image         = startswith(var.worker_type, "g4ad.") ? "amd" : can(regex("^(g|p)[0-9]", var.worker_type)) ? "nvidia" : "cpu"
     numbers       = []
     placement     = true
+    disk          = 0
   }]
   groups = var.multinode_mpi ? local.standalone : var.groups
 
@@ -43,13 +44,14 @@ locals {
         instance_type = coalesce(group.instance_type, try(local.catalog.families[group.family].instance_type, "unknown"))
         image         = coalesce(group.image, try(local.catalog.families[group.family].image, "cpu"))
         placement     = group.placement
+        disk          = group.disk
       }
     }
   ]...)
 
   # Every node by name: removing one leaves the others as they are.
   nodes = merge(local.workers, {
-    launcher = { role = "launcher", instance_type = var.launcher_type, image = "launcher", placement = false }
+    launcher = { role = "launcher", instance_type = var.launcher_type, image = "launcher", placement = false, disk = var.launcher_disk }
   })
 
   types = toset([for node in local.nodes : node.instance_type])
@@ -177,7 +179,7 @@ resource "aws_instance" "this" {
 
   root_block_device {
     volume_type           = "gp3"
-    volume_size           = each.key == "launcher" ? var.launcher_disk : var.disk != 0 ? var.disk : each.value.image == "cpu" ? 30 : 100
+    volume_size           = each.value.disk != 0 ? each.value.disk : var.disk != 0 ? var.disk : each.value.image == "cpu" ? 30 : 100
     encrypted             = true
     delete_on_termination = true
   }

@@ -67,7 +67,8 @@ variable "groups" {
     Groups of equal workers: a family of the table in catalog.tf.json, or an instance type, and how many.
     `image` names the kind of machine image (cpu, nvidia, amd) where the family does not say it;
     `numbers` are the numbers of the workers, by default one after the other over all groups;
-    `placement` is whether the type may be in a cluster placement group.
+    `placement` is whether the type may be in a cluster placement group; `disk` is the size of the root
+    volume in GiB, 0: see the variable `disk`.
   EOT
   type = list(object({
     family        = optional(string, "cpu")
@@ -76,6 +77,7 @@ variable "groups" {
     image         = optional(string, "")
     numbers       = optional(list(number), [])
     placement     = optional(bool, true)
+    disk          = optional(number, 0)
   }))
   default = [{ count = 2 }]
 

@@ -76,7 +76,7 @@ def test_the_three_commands(world: World, engine: Engine, need: Need, tmp_path: 
     world.on_the_first_day()
     world.late = receipts.SHUTDOWN
     with world.settings.open("a") as settings:
-        settings.write("[run]\nallow_cpu = true\n")
+        settings.write('runtime = "docker"\n[run]\nallow_cpu = true\n')
     world.ec2.grant(8)
     with world.ec2.full(engine, need) as internet:
         digest = internet.public_base()

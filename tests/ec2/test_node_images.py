@@ -17,7 +17,8 @@ pytestmark = [
 
 def test_the_plan_names_every_image_with_digest_and_size(world: World) -> None:
     world.ec2.grant(64)
-    plan = world.ok("up", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", "--dry-run").out
+    mixed = ("up", "--gpu", "g4dn:1", "--cpu", "t3.xlarge:1", "--dry-run")
+    plan = world.ok(*mixed, "--runtime", "docker").out
     for kind in ("the launcher", "nvidia workers", "cpu workers"):
         assert f"image of {kind}: built there from the recipe" in plan
     assert plan.count("on debian:bookworm-20250520-slim (sha256:90522eeb7e59)") == 3

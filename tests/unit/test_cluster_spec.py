@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.actions import up_plan
 from clusterctl.actions.common import open_store
-from clusterctl.core.model import ClusterSpec, NodeGroup
+from clusterctl.core.model import ClusterSpec, NodeGroup, Runtime
 from clusterctl.errors import UsageError
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.local.provider import LocalProvider
@@ -64,21 +64,22 @@ def test_a_count_that_nobody_says_is_left_open(
     assert [counts(spec) for spec in specs] == [[up_plan.DEFAULT_WORKERS], [7]]
 
 
-@pytest.mark.parametrize(
-    ("line", "runtime"),
-    [
-        ("", "docker"),
-        ("--efa", "host"),
-        ("--efa --runtime docker", "docker"),
-        ("--efa --image nvidia-mpi", "docker"),
-    ],
-)
-def test_efa_is_used_where_its_library_is(
+@rows("line, runtime", "cluster_spec.ranks_run_on_machines_whose_image_has_what_they_need")
+def test_ranks_run_on_machines_whose_image_has_what_they_need(
     line: str, runtime: str, call: Call, specs: list[ClusterSpec]
 ) -> None:
-    """AWS's machine image for GPUs has it; of our container images one."""
-    call("up", "--dry-run", "--instance-type", "p4d.24xlarge", *line.split())
+    """AWS's machine image for NVIDIA has driver and libfabric."""
+    call("up", "--dry-run", "--provider", "ec2", *line.split())
     assert [spec.runtime and spec.runtime.value for spec in specs] == [runtime]
+
+
+def test_a_cluster_keeps_its_runtime(call: Call, specs: list[ClusterSpec]) -> None:
+    there = cluster()
+    groups = (NodeGroup(count=1, family="g4dn"),)
+    made = replace(there.spec, provider="ec2", groups=groups, runtime=Runtime.DOCKER)
+    open_store().save(replace(there, spec=made))
+    call("up", "lab", "--workers", "2", "--dry-run")
+    assert [spec.runtime for spec in specs] == [Runtime.DOCKER]
 
 
 def test_a_shared_folder_is_there_from_the_first_day_or_not_at_all(

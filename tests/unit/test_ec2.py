@@ -15,6 +15,7 @@ from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import UsageError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import create, prices, refusals, remove, spec
+from clusterctl.machines.ec2.api import Image
 from clusterctl.machines.ec2.create import make_is_known
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.protocol import Resource
@@ -58,8 +59,19 @@ def test_workers_keep_their_numbers(
 
 def test_disks_differ_only_where_nobody_said_how_large() -> None:
     groups = (NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5"))
-    assert [m.disk for m in spec.plan_machines(wish(*groups), {}, {})] == [30, 30, 100]
-    assert [m.disk for m in spec.plan_machines(wish(*groups, disk=50), {}, {})] == [30, 50, 50]
+    images = {"cpu": Image(id="ami-1", disk=8), "nvidia": Image(id="ami-2", disk=75)}
+
+    def sizes(options: ClusterSpec, **there: int) -> list[int]:
+        present = {number: "g5.xlarge" for number, name in ((2, "worker-2"),) if name in there}
+        machines = spec.plan_machines(options, {}, present, there)
+        return [m.disk for m in spec.size_disks(machines, images)]
+
+    assert sizes(wish(*groups)) == [30, 68, 135]
+    assert sizes(wish(*groups, disk=50)) == [30, 50, 50]
+    running = replace(charge("worker-2", part="disk"), item="100 GiB gp3")
+    ended = replace(running, node="worker-1", until=1.0)
+    assert spec.read_disks([running, ended, charge("worker-1")]) == {"worker-2": 100}
+    assert sizes(wish(*groups), **{"worker-2": 100}) == [30, 68, 100], "who runs keeps it"
 
 
 def test_a_type_without_family_gets_the_image_of_its_gpus() -> None:

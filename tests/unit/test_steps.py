@@ -70,6 +70,7 @@ def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
     ("runtime", "accelerator", "recipe", "names"),
     [
         (Runtime.HOST, Accelerator.NONE, "", "authorize venv"),
+        (Runtime.HOST, Accelerator.NVIDIA, "", "authorize venv docker nvidia"),
         (Runtime.DOCKER, Accelerator.NONE, "", "docker image container"),
         (Runtime.DOCKER, Accelerator.NONE, "cpu", "docker base wheels build container"),
         (Runtime.DOCKER, Accelerator.NVIDIA, "", "docker nvidia image container versions"),

@@ -443,7 +443,6 @@ def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any
     pairs = order.host_keys.make_boot_keys([machine.name for machine in booting], living)
     public_key = keys.ensure(order.folder / "ssh" / "user")
     place = found.subnets.get(state.zone, ZoneSubnets("", ""))
-    disks = {machine.disk for machine in found.machines if machine.name != LAUNCHER}
     cloud = order.options.cloud
     return {
         "cluster_id": cluster.id,
@@ -457,8 +456,7 @@ def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any
         "zone": state.zone,
         "groups": spec.group_machines(found.machines, found.placement),
         "launcher_type": found.machines[0].instance_type,
-        "amis": dict(found.amis),
-        "disk": disks.pop() if len(disks) == 1 else 0,
+        "amis": {kind: image.id for kind, image in found.amis.items()},
         "spot": state.spot,
         "on_demand": sorted(state.on_demand),
         "efa": cloud.efa,

@@ -36,7 +36,7 @@ from clusterctl.machines.ec2.api import (
     Instance,
     filter_by_cluster,
 )
-from clusterctl.machines.ec2.spec import CPU_DISK, PlannedMachine
+from clusterctl.machines.ec2.spec import LAUNCHER_DISK, PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 
 
@@ -187,7 +187,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
             name=item.node,
             instance_type=item.type,
             image="cpu",
-            disk=disks.get(item.id, CPU_DISK),
+            disk=disks.get(item.id, LAUNCHER_DISK),
         )
         for item in found
     ]

@@ -346,7 +346,7 @@ def _check_image(machine: PlannedMachine, image: Image) -> None:
             f"--ami {image.id}: it runs {other}",
             hint="choose an image of Ubuntu, with its user `ubuntu`",
         )
-    if machine.disk < image.disk:
+    if 0 < machine.disk < image.disk:
         raise UsageError(
             f"the disk of {machine.name}, {machine.disk} GiB, is smaller than the snapshot of image"
             f" {image.id}: {image.disk} GiB",
@@ -368,7 +368,7 @@ def _find_other_system(image: Image) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of image,
+    """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of node,
     `placement` are the types that may be in a cluster placement group; `subnets` are by zone, none
     where the cluster makes a network of its own."""
 
@@ -376,7 +376,7 @@ class Survey:
     machines: tuple[PlannedMachine, ...]
     types: Mapping[str, InstanceType]
     zones: tuple[str, ...]
-    amis: Mapping[str, str]
+    amis: Mapping[str, Image]
     placement: frozenset[str]
     owner: str = ""
     subnets: Mapping[str, ZoneSubnets] = field(default_factory=dict)
@@ -394,9 +394,11 @@ def survey(
     report: Reporter,
     there: Collection[str] = (),
     id: str = "",
+    disks: Mapping[str, int] | None = None,
 ) -> Survey:
     """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet;
-    `there`: the subnets that they are in; `id`: of a cluster of which something may be there.
+    `there`: the subnets that they are in; `id`: of a cluster of which something may be there;
+    `disks`: those of its nodes, in GiB.
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
@@ -410,7 +412,7 @@ def survey(
     zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
     by_account, types = account.result(), known.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
-    machines = spec.plan_machines(options, makers, spec.read_present(present))
+    machines = spec.plan_machines(options, makers, spec.read_present(present), disks)
     check_types(api.region, options, types)
     check_account_plan(api, options, types, free_plan)
     amis = run_in_background(lambda: choose_image(api, options, machines))
@@ -421,7 +423,9 @@ def survey(
     made = partial(ec2_network.check_new_network, api, options, there=settled)
     network = run_in_background(made) if new else None
     rights = run_in_background(
-        lambda: _check_rights(api, options, new, amis.result(), subnets.result())
+        lambda: _check_rights(
+            api, options, spec.size_disks(new, amis.result()), amis.result(), subnets.result()
+        )
     )
     check_quotas(api, options, machines, types, present, running, report)
     found_subnets = subnets.result()
@@ -432,10 +436,10 @@ def survey(
     return Survey(
         account=by_account,
         owner=api.owner,
-        machines=machines,
+        machines=spec.size_disks(machines, found_amis),
         types=types,
         zones=found_zones,
-        amis={kind: image.id for kind, image in found_amis.items()},
+        amis=found_amis,
         placement=frozenset(name for name, kind in types.items() if kind.clusters),
         subnets=found_subnets,
         nat=options.cloud.private and not found_subnets,
@@ -466,7 +470,9 @@ def survey_cluster(
         options = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
     present = {item.node: item.type for item in instances}
     id = current.id if current else ""
-    found = survey(api, options, present, zone if settled else "", report, there, id)
+    charges = current.charges if current else ()
+    disks = spec.read_disks(charge for charge in charges if charge.node in present)
+    found = survey(api, options, present, zone if settled else "", report, there, id, disks)
     if zone in found.zones:
         # An `up` that was cut off goes on there, and may still leave for where there is room.
         others = (other for other in found.zones if other != zone)

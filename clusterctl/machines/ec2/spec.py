@@ -4,7 +4,7 @@ Terraform with our module `infra/ec2`."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import network
-from clusterctl.machines.ec2.api import Api, choose_region
+from clusterctl.machines.ec2.api import Api, Image, choose_region
 from clusterctl.machines.protocol import LAUNCHER, name_nodes
 from clusterctl.state.files import write_atomic
 from clusterctl.state.locks import find_held
@@ -33,13 +33,15 @@ PARALLELISM = (10, 32)
 waits for while EC2 accepts two launches a second (docs/adr/0018)."""
 
 LAUNCHER_DISK = 30
-GPU_DISK, CPU_DISK = 100, 30
-"""GiB, as infra/ec2 has them."""
+"""GiB, as infra/ec2 has it."""
+ROOM = 60
+"""GiB of a worker's disk beyond what its machine image takes, without --disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMachine:
-    """A node to be. `image` is a kind: launcher, cpu, nvidia or amd. `disk` in GiB."""
+    """A node to be. `image` is a kind: launcher, cpu, nvidia or amd. `disk` in GiB; 0: as the
+    machine image needs it."""
 
     name: str
     instance_type: str
@@ -104,19 +106,22 @@ def number_workers(
 
 
 def plan_machines(
-    spec: ClusterSpec, gpu_makers: Mapping[str, str], present: Mapping[int, str]
+    spec: ClusterSpec,
+    gpu_makers: Mapping[str, str],
+    present: Mapping[int, str],
+    disks: Mapping[str, int] | None = None,
 ) -> tuple[PlannedMachine, ...]:
-    """The launcher, then the workers by number."""
+    """The launcher, then the workers by number. `disks`: of machines that there are, in GiB."""
     workers = {}
     for group, own in zip(spec.groups, number_workers(spec.groups, present), strict=True):
         kind = choose_image_kind(group, gpu_makers)
-        disk = spec.cloud.disk or (CPU_DISK if kind == "cpu" else GPU_DISK)
         for number in own:
+            name = f"worker-{number}"
             workers[number] = PlannedMachine(
-                name=f"worker-{number}",
+                name=name,
                 instance_type=catalog.choose_instance_type(group),
                 image=kind,
-                disk=disk,
+                disk=spec.cloud.disk or (disks or {}).get(name, 0),
             )
     launcher = PlannedMachine(
         name=LAUNCHER,
@@ -125,6 +130,22 @@ def plan_machines(
         disk=LAUNCHER_DISK,
     )
     return (launcher, *(workers[number] for number in sorted(workers)))
+
+
+def read_disks(charges: Iterable[Charge]) -> dict[str, int]:
+    """GiB of the disks that there are, by node."""
+    running = (one for one in charges if one.part == "disk" and one.until is None)
+    sizes = ((one.node, one.item.partition(" ")[0]) for one in running)
+    return {node: int(size) for node, size in sizes if size.isdecimal()}
+
+
+def size_disks(
+    machines: Sequence[PlannedMachine], images: Mapping[str, Image]
+) -> tuple[PlannedMachine, ...]:
+    """With the sizes that their machine images lead to."""
+    return tuple(
+        one if one.disk else replace(one, disk=images[one.image].disk + ROOM) for one in machines
+    )
 
 
 def read_present(nodes: Mapping[str, str]) -> dict[int, str]:
@@ -164,8 +185,9 @@ def group_machines(
             "count": len(own),
             "numbers": own,
             "placement": kind in placement,
+            "disk": disk,
         }
-        for (kind, image, _), own in groups.items()
+        for (kind, image, disk), own in groups.items()
     ]
 
 

@@ -17,7 +17,7 @@ run "numbers_of_its_own" {
   command = plan
 
   variables {
-    groups = [{ instance_type = "c6i.large", count = 2, numbers = [1, 7] }]
+    groups = [{ instance_type = "c6i.large", count = 1, numbers = [7] }, { instance_type = "c6i.xlarge", count = 1, numbers = [1], disk = 60 }]
     amis   = { launcher = "ami-1", cpu = "ami-2" }
     disk   = 50
   }
@@ -33,7 +33,7 @@ run "numbers_of_its_own" {
   }
 
   assert {
-    condition     = aws_instance.this["worker-1"].root_block_device[0].volume_size == 50 && aws_instance.this["launcher"].root_block_device[0].volume_size == 30
+    condition     = aws_instance.this["worker-7"].root_block_device[0].volume_size == 50 && aws_instance.this["worker-1"].root_block_device[0].volume_size == 60 && aws_instance.this["launcher"].root_block_device[0].volume_size == 30
     error_message = "The disk is the workers'."
   }
 }

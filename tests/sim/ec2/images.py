@@ -12,6 +12,7 @@ UBUNTU = "ubuntu/images/hvm-ssd/ubuntu-jammy-22.04-amd64-server"
 UBUNTU_24 = "ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server"
 NVIDIA = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04)"
 NVIDIA_24 = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04)"
+NVIDIA_SINGLE = "Deep Learning Base AMI with Single CUDA (Ubuntu 24.04)"
 AMAZON_LINUX = "al2023-ami-2023.9.20260512.0-kernel-6.1-x86_64"
 
 UBUNTU_ARM = "ubuntu/images/hvm-ssd/ubuntu-jammy-22.04-arm64-server"
@@ -24,6 +25,8 @@ ROWS = (
     (AMAZON, f"{NVIDIA} 20250301", "2025-03-01", "ami-0a0000000000d2201"),
     (AMAZON, f"{NVIDIA} 20260508", "2026-05-08", "ami-0a0000000000d2202"),
     (AMAZON, f"{NVIDIA_24} 20260508", "2026-05-08", "ami-0a0000000000d2401"),
+    (AMAZON, f"{NVIDIA_SINGLE} 20260619", "2026-06-19", "ami-0a0000000000d2402"),
+    (AMAZON, f"{NVIDIA_SINGLE} 20260717", "2026-07-17", "ami-0a0000000000d2403"),
     (AMAZON, AMAZON_LINUX, "2026-05-12", "ami-0a0000000000a2301"),
 )
 """Owner, name, date, id: two generations of each, so that "most recent" has something to choose."""

@@ -106,6 +106,16 @@ def apt_get(words: list[str]) -> int:
     return 0
 
 
+def docker(words: list[str]) -> int:
+    """The engine answers, and knows the runtime for NVIDIA's GPUs; it has no containers."""
+    root_only("permission denied while trying to connect to the Docker daemon socket")
+    if words[:1] != ["info"]:
+        return fail(f"the simulator's docker knows only `info`, not {words}")
+    code, text = ask("is-active", "docker")
+    print('{"nvidia":{},"runc":{}}' if code == 0 else text)
+    return code
+
+
 def nothing(words: list[str]) -> int:
     return 0
 
@@ -116,6 +126,7 @@ COMMANDS = {
     "poweroff": end,
     "cloud-init": cloud_init,
     "apt-get": apt_get,
+    "docker": docker,
     "journalctl": nothing,
     "modprobe": nothing,
 }
