@@ -113,7 +113,7 @@ def _pull(name: str, given: dict[str, str], on_line: Reporter) -> None:
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Reporter) -> None:
     """Lays out all that the recipe takes: its files, and the wheels with their checksums."""
-    for path, text in registry.render_files(name, downloads).items():
+    for path, text in registry.render_files(name, downloads, here=True).items():
         (context / path).parent.mkdir(parents=True, exist_ok=True)
         (context / path).write_text(text)
     on_line("downloading the wheels")

@@ -330,8 +330,9 @@ def _prepare_nodes(
         phase = core_progress.FAILED if problem else core_progress.READY
         clock.nodes.enter([result.node], phase, problem)
 
-    kinds = {name: bootstrap.find_kind(cluster.node(name)) for name in boxes}
-    sizes = {name: intent.images[kind].size for name, kind in kinds.items()}
+    kinds = {node.name: bootstrap.find_kind(node) for node in cluster.nodes}
+    fetched = {kind: round(gb[0] * 1e9) for kind, gb in intent.installs.items()}
+    sizes = {name: fetched.get(kind, 0) for name, kind in kinds.items()}
     progress = StepReporter(report, nodes=clock.nodes, sizes=sizes)
     compiles = any(image.recipe in catalog.COMPILED_FOR for image in intent.images.values())
     with clock.time_phase(BOOTSTRAP):

@@ -3,10 +3,11 @@ its budget is kept when that is done."""
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -194,6 +195,38 @@ def _resolve_recipe(kind: str, recipe: str, check: Callable[[str], str]) -> Node
     )
 
 
+def measure_installs(
+    kinds: Sequence[str], images: Mapping[str, NodeImage], runtime: Runtime | None
+) -> dict[str, tuple[float, float]]:
+    """GB that a new node of each kind fetches and writes, as far as that is known."""
+    known = catalog.INSTALLS
+    found: dict[str, tuple[float, float]] = {}
+    for kind in kinds:
+        image = images.get(kind)
+        if runtime is Runtime.HOST and kind in known.host:
+            found[kind] = known.host[kind]
+        elif image and image.recipe in known.built:
+            found[kind] = known.built[image.recipe]
+        elif image and image.size:
+            found[kind] = image.size / 1e9, image.size / 1e9 * known.pulled
+    return found
+
+
+def describe_installs(
+    installs: Mapping[str, tuple[float, float]], images: Mapping[str, NodeImage]
+) -> Iterator[str]:
+    """How long new nodes take, and for what."""
+    known = catalog.INSTALLS
+    for kind, (fetched, written) in installs.items():
+        seconds = known.estimate(fetched, written)
+        compiled = kind in images and images[kind].recipe in catalog.COMPILED_FOR
+        yield (
+            f"installing on {_name_nodes(kind)}: {fetched:.1f} GB to fetch and {written:.1f} GB to"
+            f" write on each, about {math.ceil(seconds / 60)} min (at {known.fetch:g} and"
+            f" {known.disk:g} MB/s)" + ", and an hour of compiling" * compiled
+        )
+
+
 def _name_nodes(kind: str) -> str:
     return "the launcher" if kind == "launcher" else f"{kind} workers"
 
@@ -219,6 +252,8 @@ class Intent:
     """By kind of node; none where ranks run on the machines themselves."""
     surplus: tuple[str, ...]
     """The workers that there are and that will go."""
+    installs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By kind of node: GB that a new one fetches, and writes."""
     others: tuple[ClusterSpec, ...] = ()
     """The same for other regions, to be tried next."""
 
@@ -312,17 +347,21 @@ def _intend_here(
         folder.append(f"as root on each node, once: {lines} of --setup, from `{first[:60]}` on")
     # What the cluster has; an --image that is given again is asked for again.
     known = old.images if old and not (spec.image or spec.images) else {}
-    images = resolve_node_images(options, plan.kinds, known, provider.find_registry_login)
+    contained = plan.kinds if options.runtime is Runtime.DOCKER else ()
+    images = resolve_node_images(options, contained, known, provider.find_registry_login)
+    installs = measure_installs(plan.kinds, images, options.runtime)
     there = old.workers if old else ()
     kept = plan.nodes or [node.name for node in there[: options.workers]]
     surplus = tuple(node.name for node in there if node.name not in kept)
     more = [*folder, *(image.line for image in images.values())]
+    if plan.question:
+        more += describe_installs(installs, images)
     if surplus:
         more.append(f"to be removed: {shorten(surplus)}")
     elif old and old.nodes and not plan.nodes:
         more.append(_describe_additions(old, options.workers))
     plan = replace(plan, lines=(*plan.lines, *more))
-    return Intent(old, options, provider, plan, images, surplus)
+    return Intent(old, options, provider, plan, images, surplus, installs)
 
 
 STALE = 600.0

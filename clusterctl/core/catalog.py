@@ -166,6 +166,24 @@ def name_local_image(recipe: str) -> str:
     return f"clusterctl/{recipe}:1"
 
 
+@dataclass(frozen=True, slots=True)
+class Installs:
+    """See catalog.toml. Pairs: GB fetched, GB written."""
+
+    start: float
+    fetch: float
+    disk: float
+    pulled: float
+    host: dict[str, tuple[float, float]]
+    built: dict[str, tuple[float, float]]
+
+    def estimate(self, fetched: float, written: float) -> float:
+        """Seconds until a node has so many GB, from its boot on."""
+        return self.start + 1e3 * (fetched / self.fetch + written / self.disk)
+
+
+INSTALLS = msgspec.convert(_TABLES["installs"], Installs)
+
 COMPILED_FOR = {"nvidia-mpi": "nvidia", "amd": "amd"}
 """Recipes that compile code for GPUs, with the kind of machine that they are for."""
 

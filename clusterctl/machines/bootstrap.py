@@ -55,7 +55,8 @@ class StepReporter:
         sizes: Mapping[str, int] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`nodes` is told the phase of each node. `sizes`: bytes of the image that a node pulls."""
+        """`nodes` is told the phase of each node. `sizes`: bytes that each fetches in a step that
+        fetches most."""
         self.nodes = nodes or NodePhases()
         self.sizes = sizes or {}
         self.seconds: dict[str, float] = {}
@@ -86,7 +87,7 @@ class StepReporter:
             name, _, what = what.partition(" ")
             known = read_steps().get(name)
             phase = known.phase if known else progress.CONFIGURING
-            size = self.sizes.get(node, 0) if phase == progress.PULLING else 0
+            size = self.sizes.get(node, 0) if known and known.most else 0
             self.nodes.enter([node], phase, what if phase == progress.INSTALLING else "", size)
             self._since[node] = what, self._now()
             if what not in self._told:
@@ -307,6 +308,7 @@ class StepRow(msgspec.Struct, frozen=True):
     phase: str = progress.CONFIGURING
     when: frozenset[str] = frozenset()
     file: str = ""
+    most: bool = False
 
 
 @cache

@@ -116,7 +116,7 @@ class ProviderPlan:
     recipes: tuple[str, ...] = ()
     """Images that `image build` has to make first, as there is no registry to pull them from."""
     kinds: tuple[str, ...] = ()
-    """The kinds of nodes (rows of the catalog's images) that are to get a container each."""
+    """The kinds of nodes (rows of the catalog's images), where they are bare machines."""
     nodes: tuple[str, ...] = ()
     """The names of all nodes there will be; () where the provider numbers its workers from 1."""
     account: str = ""

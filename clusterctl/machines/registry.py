@@ -470,13 +470,21 @@ def check_complete(name: str, listed: Downloads) -> None:
         )
 
 
-def render_files(name: str, listed: Downloads) -> dict[str, str]:
+def render_files(name: str, listed: Downloads, *, here: bool = False) -> dict[str, str]:
     """The context of the build, by path, without the wheels and archives themselves. Where it has
-    no wheels, the build takes them from the package index: `wheels/index` is one beside PyPI."""
+    no wheels, the build takes them from the package index: `wheels/index` is one beside PyPI.
+
+    `here`: it has. A last stage of its own then leaves them behind; on nodes, that would write
+    gigabytes a second time."""
     folder = assets.find_folder("docker")
     paths = [path for path in sorted((folder / "common").iterdir()) if path.is_file()]
     found = {f"common/{path.name}": path.read_text() for path in paths}
-    found["Dockerfile"] = (folder / catalog.RECIPES[name] / "Dockerfile").read_text()
+    recipe = (folder / catalog.RECIPES[name] / "Dockerfile").read_text()
+    if not here:
+        before, last, after = recipe.rpartition("\nFROM ${BASE}\n")
+        copy = f"COPY --from={WHEELS} /opt/venv /opt/venv\n"
+        recipe = before + last.replace("${BASE}", WHEELS) + after.replace(copy, "")
+    found["Dockerfile"] = recipe
     found["requirements.txt"] = list_requirements(name, listed)
     found["wheels/index"] = f"{listed['index'].get(name, '')}\n"
     if archives := list_sources(name, listed):

@@ -147,6 +147,18 @@ def test_what_nodes_compile_is_verified_there() -> None:
     assert "sources/SHA256SUMS" not in registry.render_files("nvidia", DOWNLOADS)
 
 
+@pytest.mark.parametrize("recipe", ["launcher", "cpu", "nvidia", "nvidia-mpi"])
+def test_a_node_writes_the_wheels_once(recipe: str) -> None:
+    """Here, a last stage leaves them behind; there, it goes on where they were installed."""
+    here = registry.render_files(recipe, DOWNLOADS, here=True)["Dockerfile"]
+    there = registry.render_files(recipe, DOWNLOADS)["Dockerfile"]
+    copy = "COPY --from=python /opt/venv /opt/venv"
+    assert (here.count(copy), there.count(copy)) == (1, 0)
+    last = [text.rpartition("\nFROM ")[2].splitlines() for text in (here, there)]
+    assert [lines.pop(0) for lines in last] == ["${BASE}", "python"]
+    assert [line for line in last[0] if line != copy] == last[1]
+
+
 def test_another_recipe_is_another_image() -> None:
     """What a node has built is found again, and nothing else is taken for it."""
     tag = registry.make_tag("cpu", DOWNLOADS)

@@ -127,7 +127,7 @@ class Machines(Provider):
             mode_reason="",
             one_host=False,
             lines=("machines",),
-            kinds=KINDS if spec.runtime is Runtime.DOCKER else (),
+            kinds=KINDS,
             question="start 3 machines?",
         )
 
@@ -166,8 +166,24 @@ def test_nothing_is_made_where_an_image_is_missing(
 
 def test_on_the_machines_themselves_no_registry_is_asked(hub: Hub, machines: None) -> None:
     lines = up_plan.plan(open_store(), spec(runtime=Runtime.HOST), print).lines
-    assert lines == ("machines",)
+    assert [line.partition(":")[0] for line in lines] == [
+        "machines",
+        "installing on the launcher",
+        "installing on nvidia workers",
+    ]
     assert hub.asked == []
+
+
+@rows(
+    "recipe, size, runtime, says", "node_images.the_plan_says_what_is_fetched_and_how_long_it_takes"
+)
+def test_the_plan_says_what_is_fetched_and_how_long_it_takes(
+    recipe: str, size: int, runtime: str, says: str
+) -> None:
+    image = up_plan.NodeImage("some/image@sha256:1", "", recipe=recipe, size=size)
+    images = {} if runtime == "host" else {"nvidia": image}
+    installs = up_plan.measure_installs(("nvidia",), images, Runtime(runtime))
+    assert "".join(up_plan.describe_installs(installs, images)) == says
 
 
 @pytest.mark.parametrize("recipe", catalog.RECIPES)

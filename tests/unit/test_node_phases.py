@@ -101,7 +101,7 @@ def test_a_phase_that_is_told_twice_goes_on() -> None:
 
 def test_the_steps_of_the_bootstrap_are_phases() -> None:
     phases, _ = begin("worker-1", "worker-2")
-    sizes = {"worker-1": 400_000_000}
+    sizes = {"worker-1": 400_000_000, "worker-2": 500_000_000}
     told: list[str] = []
     clock = iter([0.0, 1.0, 5.0, 5.0, 9.0, 9.0, 9.0])
     reporter = StepReporter(told.append, phases, sizes, lambda: next(clock))
@@ -112,6 +112,7 @@ def test_the_steps_of_the_bootstrap_are_phases() -> None:
     assert (found["worker-1"].phase, found["worker-1"].what) == (PULLING, "")
     assert (found["worker-1"].received, found["worker-1"].size) == (5_000_000, 400_000_000)
     assert (found["worker-2"].phase, found["worker-2"].what) == (progress.INSTALLING, "Docker")
+    assert found["worker-2"].size == 0, "its Python fetches more"
     reporter.on_stdout("worker-2", b"ep hosts the nodes by name\n")
     reporter.on_stdout("worker-1", b"@@step hosts the nodes by name\n")
     assert states(phases)["worker-2"].phase == progress.CONFIGURING

@@ -203,12 +203,6 @@ def describe_plan(
         yield f"{name} was stopped and is started again"
 
 
-def list_kinds(found: Survey, options: ClusterSpec) -> tuple[str, ...]:
-    """The kinds of nodes that are to get a container."""
-    containers = options.runtime is Runtime.DOCKER
-    return tuple(dict.fromkeys(machine.image for machine in found.machines if containers))
-
-
 def render_question(machines: int, charges: Sequence[Charge], seconds: float) -> str:
     """The question that needs consent; "" if no machine starts."""
     if not machines:

@@ -128,7 +128,7 @@ class Ec2Provider(Cloud):
                 )
             ),
             spec=options,
-            kinds=ec2_plan.list_kinds(found, options),
+            kinds=tuple(dict.fromkeys(machine.image for machine in found.machines)),
             nodes=tuple(machine.name for machine in found.machines),
             charges=cost.charges,
             deadline=deadline,
