@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from clusterctl.actions import costs
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Node, Phase, shorten
-from clusterctl.insight import cost, top
-from clusterctl.insight.top import GpuLook
+from clusterctl.insight import cost
 from clusterctl.machines import deadlines, providers
 from clusterctl.machines.attached import BatchSite
 from clusterctl.state.store import Store
+
+if TYPE_CHECKING:
+    from clusterctl.insight.top import GpuLook
 
 ANSWER = 10.0
 """Seconds that a node has to answer."""
@@ -138,6 +141,7 @@ def _ask(
     """What the machines say, the queues of a batch system, and what is wrong."""
     from clusterctl.actions.common import open_pool
     from clusterctl.actions.lifetime import advise_allow, explain_lockout
+    from clusterctl.insight import top
     from clusterctl.jobs import control
 
     folder = store.locate_folder(cluster.name)

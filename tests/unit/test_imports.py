@@ -95,6 +95,7 @@ def test_looking_at_the_record_is_light(verb: str, tmp_path: Path) -> None:
     assert not modules & {
         "clusterctl.jobs",
         "clusterctl.launch.launcher",
+        "clusterctl.insight.top",
         "clusterctl.insight.messages",
     }
 
