@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import base64
 import doctest
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def test_the_notebook_is_true(own: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(own.folder)
     cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())["cells"]
     names: dict[str, Any] = {"__name__": "__main__"}
-    shown = 0
+    shown = pictures = 0
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
         parsed = ast.parse("".join(cell["source"]))
         last = parsed.body.pop()
@@ -46,7 +48,12 @@ def test_the_notebook_is_true(own: Cli, monkeypatch: pytest.MonkeyPatch) -> None
         value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
         [output] = cell["outputs"]
         assert repr(value) == "".join(output["data"]["text/plain"])
+        if picture := output["data"].get("image/png"):
+            assert base64.b64decode(picture).startswith(b"\x89PNG")
+            value.savefig(io.BytesIO())  # as the notebook would
+        pictures += picture is not None
         shown += 1
+    assert pictures == 1
     assert shown >= 5
     assert open_store().list_names() == ()
 
