@@ -2,6 +2,7 @@
 
     mpirun -np 2 python train_sgd_mpi.py
     mpirun -np 2 python train_sgd_mpi.py --sync-iterations 8 --gpu
+    mpirun -np 2 python train_sgd_mpi.py --optimizer cpp
 
 The network is an MLP of three hidden layers of 1,024 units, the optimizer
 `trainlib.mpi_sgd.MpiSGD`, which says what it computes. It talks through mpi4py: torchrun
@@ -37,6 +38,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--momentum", type=number, default=0.9, metavar="X", help="default 0.9")
     add("--weight-decay", type=number, default=0.0, metavar="X", help="default 0")
     add("--nesterov", action="store_true", help="Nesterov's momentum")
+    add(
+        "--optimizer",
+        choices=("python", "cpp"),
+        default="python",
+        help="cpp: the one in C++, which is compiled on each node first (default python)",
+    )
     add("--hidden", type=positive, default=1024, metavar="N", help="units a layer (default 1024)")
     add("--gpu", action="store_true", help="one GPU per rank")
     add_data(parser, ("mnist", "digits", "cifar10", "synthetic"), "mnist")

@@ -639,7 +639,7 @@ def make_copy_command(prepared: Prepared) -> str:
         return ""
     root = assets.find_folder("workloads")
     path = project_tree.find_bundled(what.source or what.target) or root
-    library = ("trainlib", "data") if what.kind is ProgramKind.PYTHON else ()
+    library = ("trainlib", "data", "cpp") if what.kind is ProgramKind.PYTHON else ()
     beside = path.parent.glob("*.hpp") if what.source else ()
     names = [path, *beside, *(root / name for name in library)]
     return shlex.join(("cp", "-r", *map(str, names), "."))

@@ -471,7 +471,7 @@ _KINDS = {
 def pack_library() -> bytes:
     """The archive of the package that programs may import on the nodes: `lib/…`."""
     root = assets.find_folder("workloads")
-    names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/"))]
+    names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/", "cpp/"))]
     return b"".join(_pack(*make_member(root / name, f"lib/{name}")) for name in sorted(names))
 
 

@@ -10,8 +10,8 @@
 // With n above 1 it is local SGD (Stich, arXiv 1805.09767): each rank steps with its own gradients,
 // and after every n-th step all weights become their mean, while momentum stays with its rank.
 //
-// All ranks take the same steps, between MPI_Init and MPI_Finalize. Parameters are rank 0's at the
-// beginning. A parameter without a gradient on some ranks has zeros there; one without a gradient
+// All ranks take the same steps, between MPI_Init and MPI_Finalize; without MPI_Init it is one rank.
+// Parameters are rank 0's at the beginning. A parameter without a gradient on some ranks has zeros there; one without a gradient
 // on any rank keeps its value.
 //
 // After the SGD MPI of deephealthproject's EDDL (promort_pipeline, branch sgd_mpi).
@@ -35,9 +35,12 @@ class MpiSGD : public torch::optim::SGD {
         sync_iterations_(sync_iterations),
         ranks_(ranks) {
     if (sync_iterations < 1) throw std::invalid_argument("sync_iterations is less than 1");
-    MPI_Comm_size(ranks, &world_);
-    int rank = 0;
-    MPI_Comm_rank(ranks, &rank);
+    int started = 0, rank = 0;
+    MPI_Initialized(&started);
+    if (started) {
+      MPI_Comm_size(ranks, &world_);
+      MPI_Comm_rank(ranks, &rank);
+    }
     torch::NoGradGuard frozen;
     auto weights = parameters_of_all_groups();
     if (rank) {
@@ -68,6 +71,10 @@ class MpiSGD : public torch::optim::SGD {
   void synchronize() {
     if (steps_ % sync_iterations_) average_weights();
   }
+
+  int world() const { return world_; }
+  int steps() const { return steps_; }
+  void set_steps(int steps) { steps_ = steps; }
 
  private:
   std::vector<torch::Tensor> parameters_of_all_groups() {

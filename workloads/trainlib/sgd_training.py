@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from trainlib import backends, data, folders, images, metrics, models, readers, snapshots
+from trainlib import backends, cpp_sgd, data, folders, images, metrics, models, readers, snapshots
+from trainlib.cpp_sgd import CppSGD
 from trainlib.epochs import Epochs, Part
 from trainlib.errors import Diverged, UsageError, WorkloadError
 from trainlib.mpi_sgd import MpiSGD
@@ -116,12 +117,16 @@ def _build_network(options: Namespace, dataset: Dataset) -> torch.nn.Module:
 
 def _make_optimizer(
     session: Session, model: torch.nn.Module, options: Namespace, weight_decay: float
-) -> MpiSGD:
+) -> MpiSGD | CppSGD:
     model.to(session.device)
     nesterov = getattr(options, "nesterov", False)
     if nesterov and options.momentum == 0:
         raise UsageError("--nesterov needs a --momentum above 0", "give one", everywhere=True)
-    return MpiSGD(
+    kind: type[MpiSGD | CppSGD] = MpiSGD
+    if getattr(options, "optimizer", "") == "cpp":
+        kind = CppSGD
+        session.agree(cpp_sgd.load)  # a node without a compiler ends all ranks
+    return kind(
         model.parameters(),
         lr=options.lr,
         momentum=options.momentum,
@@ -146,7 +151,7 @@ class _Training:
         options: Namespace,
         dataset: Dataset,
         model: torch.nn.Module,
-        optimizer: MpiSGD,
+        optimizer: MpiSGD | CppSGD,
     ) -> None:
         self.session, self.options, self.dataset = session, options, dataset
         self.model, self.optimizer = model, optimizer
