@@ -134,6 +134,10 @@ class SlurmQueue:
             return scripts.read_slurm_tasks(said.out)
         return [] if "Invalid job id" in said.out + said.err else None
 
+    def stay_in_copy(self, options: str) -> List[str]:
+        """Options with which a script of the user's own starts in the copy of its tree: none."""
+        return []
+
     def find_obstacle(self, native: str) -> str:
         """Why a job that was just handed in can never start; "": squeue says it."""
         return ""
@@ -201,6 +205,10 @@ class GridQueue:
         found = ((record, self.read_end(record)) for record in records)
         parts = (scripts.read_grid_record(record, end) for record, end in found if end)
         return [*{part.id: part for part in parts}.values()]  # of a task that ran again, the last
+
+    def stay_in_copy(self, options: str) -> List[str]:
+        """Unless it says where, it would start in the home folder, where its files are not."""
+        return [] if re.search(r"(^|\s)-c?wd\b", options) else ["-cwd"]
 
     def find_obstacle(self, native: str) -> str:
         """Why a job that was just handed in can never start: qstat lists it as any that waits."""
@@ -376,8 +384,13 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     supervise.State(job).note(("queued", None))
     own = scripts.read_own(".")
     words, where, variables = own or (("job.sh",), "", {})
-    if own and where.startswith(job):
-        scripts.make_output_folders(where, words)
+    if own:
+        in_place = not where.startswith(job)
+        variables = scripts.choose_environment(job, own, in_place)
+        if not in_place:
+            lines = scripts.read_directives(where, words)
+            scripts.make_output_folders(where, lines)
+            words = [*batch.stay_in_copy(" ".join([*words, *lines])), *words]
     until = time.monotonic() + patience
     while True:
         left = max(1.0, until - time.monotonic())

@@ -6,7 +6,10 @@ write is found where the queue puts it.
 import contextlib
 import json
 import os
+import pwd
 import re
+import shlex
+import subprocess
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
@@ -19,6 +22,12 @@ WAITING, RUNNING, ENDED = "waiting", "running", "ended"
 ALL_WELL = "COMPLETED"
 ACCOUNTING = 60.0
 """Seconds that a queue may take to account for a job that has left it."""
+
+
+LOGIN = 15.0
+"""Seconds that a login shell may take to read its files."""
+NOT_OF_LOGIN = ("", "_", "OLDPWD", "PWD", "SBATCH_WAIT", "SHLVL")
+"""What a login sets that is not for the queue's command."""
 
 
 class Part(NamedTuple):
@@ -45,19 +54,52 @@ def read_own(folder: str) -> Optional["messages.OwnScript"]:
     return messages.read(messages.OwnScript, json.loads(text)) if text else None
 
 
-def make_output_folders(folder: str, words: Sequence[str]) -> None:
-    """In a copy of the tree, which has no empty folders, and none that git ignores: those that a
-    script's own output is to go to. `words`: the script is one of them."""
-    folder = os.path.normpath(folder)
+def read_directives(folder: str, words: Sequence[str]) -> List[str]:
+    """What the lines of a script for the queue say. `words`: the script is one of them."""
+    found: List[str] = []
     for word in words:
         text = processes.read(os.path.join(folder, word))[: 64 << 10].decode(errors="replace")
-        for line in re.findall(r"(?m)^#(?:SBATCH|\$)(\s.*)", text):
-            for path in re.findall(r"\s(?:-[oe]|--output|--error)[ =]*(\S+)", line):
-                place = os.path.normpath(os.path.join(folder, os.path.dirname(path)))
-                if f"{place}/".startswith(f"{folder}/") and not re.search(
-                    r"[%$\"'\\]", place[len(folder) :]
-                ):
-                    os.makedirs(place, exist_ok=True)
+        found += re.findall(r"(?m)^#(?:SBATCH|\$)(\s.*)", text)
+    return found
+
+
+def make_output_folders(folder: str, lines: Sequence[str]) -> None:
+    """In a copy of the tree, which has no empty folders, and none that git ignores: those that a
+    script's own output is to go to, as its lines for the queue say."""
+    folder = os.path.normpath(folder)
+    for line in lines:
+        for path in re.findall(r"\s(?:-[oe]|--output|--error)[ =]*(\S+)", line):
+            place = os.path.normpath(os.path.join(folder, os.path.dirname(path)))
+            if f"{place}/".startswith(f"{folder}/") and not re.search(
+                r"[%$\"'\\]", place[len(folder) :]
+            ):
+                os.makedirs(place, exist_ok=True)
+
+
+def read_login(folder: str, shell: str) -> Dict[str, str]:
+    """The variables, and functions of bash such as `module`, that a login with that shell sets. {}:
+    it did not end in LOGIN seconds, or became another program."""
+    path = os.path.join(folder, "login")
+    words = ["-" + os.path.basename(shell), "-c", "umask 077; exec env -0 >" + shlex.quote(path)]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired), open(os.devnull, "r+") as null:
+        subprocess.call(
+            words, executable=shell, stdin=null, stdout=null, stderr=null, timeout=LOGIN
+        )
+    rows = (os.fsdecode(row).partition("=") for row in processes.read(path).split(b"\0"))
+    processes.remove(path)
+    return {name: value for name, _, value in rows if name not in NOT_OF_LOGIN}
+
+
+def choose_environment(folder: str, own: "messages.OwnScript", in_place: bool) -> Dict[str, str]:
+    """Variables for the queue's command, which hands them on: what it would find if it were typed
+    here. In place it has them, but sh loses functions of bash."""
+    found: Dict[str, str] = {}
+    lost = "MODULEPATH" in os.environ and "BASH_FUNC_module%%" not in os.environ
+    if lost or not in_place:
+        found = read_login(folder, pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh")
+    if in_place:
+        found = {name: text for name, text in found.items() if name.startswith("BASH_FUNC_")}
+    return {**found, **own.variables}
 
 
 def learn(folder: str, parts: Sequence[Part]) -> None:

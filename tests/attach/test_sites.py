@@ -8,14 +8,12 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from clusterctl.core import keys
 from tests.attach.conftest import ONE_SITE, SITES, Program, Site
 from tests.conftest import Need
 from tests.e2e.cli import Cli, Running, wait_for
@@ -740,31 +738,6 @@ def _daemons(site: Site) -> list[int]:
 
 # -------------------------------------------------------------------------------------------------
 # A batch system behind SSH: the same verbs, from a machine that has none of its commands.
-
-
-@pytest.fixture
-def remote(site: Site, tmp_path: Path) -> Iterator[Cli]:
-    """A person elsewhere, with a key that the login node lets in."""
-    person = tmp_path / "person"
-    (person / ".ssh").mkdir(parents=True, mode=0o700)
-    public = keys.ensure(person / ".ssh" / "id_ed25519")
-    there = site.lab.folder / "root" / ".ssh"
-    there.mkdir(exist_ok=True, mode=0o700)
-    (there / "authorized_keys").write_text(public + "\n")
-    if not (site.login.folder / "sshd_config").exists():
-        site.lab.machines.sshd("login")
-    known = person / ".ssh" / "known_hosts"
-    known.write_text(f"{site.login.address} {site.login.public_key}\n")
-    config = person / ".ssh" / "config"
-    key = f"IdentityFile {person}/.ssh/id_ed25519"  # OpenSSH does not look at HOME
-    config.write_text(f"Host cluster\n  HostName {site.login.address}\n  User root\n  {key}\n")
-    (tmp_path / "project").mkdir()
-    cli = Cli(person / "state", tmp_path / "project", env={"HOME": str(person)})
-    yield cli
-    cli.end()
-    for cluster in cli.json("list")["clusters"]:
-        cli("detach", "--force", cluster["cluster"])
-    assert list((site.lab.folder / "root").glob(".clusterctl/*")) == []
 
 
 @ONE_SITE

@@ -10,6 +10,7 @@ import pytest
 from clusterctl.agent import queues, scripts
 from clusterctl.agent.scripts import ENDED, RUNNING, WAITING, Part
 from clusterctl.batch import verdict
+from tests.conftest import Need
 
 SLURM = """\
 JobId=12 ArrayJobId=12 ArrayTaskId=3-5:2%2 JobName=my job JobState=PENDING \
@@ -119,7 +120,8 @@ def test_a_copy_of_the_tree_has_the_folders_for_output(tmp_path: Path) -> None:
     ]
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "job.sh").write_text("\n".join(["#!/bin/sh", *lines, "true"]))
-    scripts.make_output_folders(f"{tmp_path}/work/.", ("--nodes=2", "job.sh", "arg"))
+    read = scripts.read_directives(f"{tmp_path}/work/.", ("--nodes=2", "job.sh", "arg"))
+    scripts.make_output_folders(f"{tmp_path}/work/.", read)
     assert {path.name for path in (tmp_path / "work").iterdir()} == {
         "job.sh",
         "logs",
@@ -127,6 +129,45 @@ def test_a_copy_of_the_tree_has_the_folders_for_output(tmp_path: Path) -> None:
         "grid",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["work"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "file", "lines"),
+    [
+        (
+            "bash",
+            ".bash_profile",
+            "module() { :; }; export -f module; export MINE='a\nb'; echo hello",
+        ),
+        ("tcsh", ".login", "echo hello; setenv MINE 'a\\\nb'"),
+        ("zsh", ".zprofile", "echo hello; export MINE='a\nb'"),
+    ],
+)
+def test_what_a_login_sets(
+    file: str, lines: str, need: Need, monkeypatch: pytest.MonkeyPatch, shell: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(f"{lines}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = scripts.read_login(str(tmp_path), need(shell))
+    assert found["MINE"] == "a\nb"
+    assert ("BASH_FUNC_module%%" in found) == (shell == "bash")
+    assert "PWD" not in found
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
+def test_a_login_that_does_not_end(tmp_path: Path) -> None:
+    (tmp_path / "shell").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "shell").chmod(0o755)
+    assert scripts.read_login(str(tmp_path), str(tmp_path / "shell")) == {}
+    assert scripts.read_login(str(tmp_path), "/no/shell") == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "adds"),
+    [("-j y job.sh", ["-cwd"]), ("job.sh -cwd", []), ("-j y -wd /x job.sh", [])],
+)
+def test_grid_engine_starts_in_the_copy(options: str, adds: list[str]) -> None:
+    assert queues.SYSTEMS["sge"].stay_in_copy(options) == adds
 
 
 def make_parts(*codes: int, word: str = "FAILED", state: str = ENDED) -> list[Part]:
