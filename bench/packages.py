@@ -139,9 +139,10 @@ def parts(repeats: int) -> dict[str, float]:
     with open_pool(store, cluster) as pool:
 
         def ask() -> None:
-            project_packages.install(
-                wanted.digest, cluster, names, pool, store.home, print, submit.spread
+            by = project_packages.Delivery(
+                pool, store.home, print, cluster.id, submit.spread, submit.build
             )
+            project_packages.install(wanted.digest, cluster, names, by)
 
         ask()  # connects
         asked = statistics.median(timed(ask) for _ in range(repeats))

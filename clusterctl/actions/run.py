@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, Program, ProgramKind
-from clusterctl.core.model import Cluster, Consent, NodeResult, Reporter, make_error
+from clusterctl.core.model import Cluster, Consent, Node, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import (
@@ -234,6 +234,8 @@ class Prepared:
     """Those that are installed for it; a rerun finds them in the state home."""
     command: str = ""
     """What one of them has to bring."""
+    projects: tuple[own_project.Project, ...] = ()
+    """Those of its tree."""
     typed: tuple[str, ...] = ()
     """The command line of clusterctl."""
 
@@ -371,10 +373,8 @@ def prepare(
         )
     else:
         projects = _find_projects(resolved, (), requirements)
-    own_project.check_own_project(projects, chosen_python.workers)
-    paths = dict.fromkeys(path for project in projects for path in project.paths)
     uses_mpi = programs.may_use_mpi(resolved, spec.backend)
-    spec = replace(spec, import_paths=tuple(paths), uses_mpi=uses_mpi)
+    spec = replace(spec, import_paths=_list_paths(projects), uses_mpi=uses_mpi)
     if packages:
         spec = replace(spec, packages=packages.digest)
     asked = resolved.asked
@@ -393,6 +393,11 @@ def prepare(
     if spec.setup:
         lines = "; ".join(spec.setup.strip().splitlines())
         plan = replace(plan, notes=(*plan.notes, f"once per node, before the start: {lines}"))
+    first = chosen_python.node(jobs_submit.list_rank_nodes(job, cluster)[0])
+    for project in projects:
+        if project.compiled and not project_packages.is_built(project, resolved.tree, first):
+            note = f"{project.title} has compiled parts: {first.name} builds it first"
+            plan = replace(plan, notes=(*plan.notes, note))
     if command:
         note = f"no file {command} here: one of these packages has to bring that command"
         plan = replace(plan, notes=(*plan.notes, note))
@@ -416,6 +421,7 @@ def prepare(
         doubtful=resolved.findings.doubtful,
         packages=packages,
         command=command,
+        projects=tuple(projects),
     )
 
 
@@ -521,10 +527,15 @@ def _ship(
         ).items():
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = jobs_submit.list_rank_nodes(job, cluster)
-        project_packages.install(
-            *(job.spec.packages, chosen, names, pool, store.home, report),
-            spread=jobs_submit.spread,
+        by = project_packages.Delivery(
+            pool, store.home, report, cluster.id, jobs_submit.spread, jobs_submit.build
         )
+        project_packages.install(job.spec.packages, chosen, names, by)
+        if any(project.compiled for project in prepared.projects):
+            job, tree = _build_projects(prepared, job, [chosen.node(n) for n in names], by)
+            job = replace(job, stage=project_tree.write_archive(tree, store.home))
+            store.save_job(job)
+            files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         if prepared.command and prepared.packages:
             where = [chosen.node(name) for name in names]
             project_packages.check_command(prepared.command, prepared.packages, where, pool)
@@ -567,6 +578,19 @@ def _ship(
         raise
     store.add_event(cluster.name, "job", id=job.id, program=job.spec.program.target)
     return job
+
+
+def _build_projects(
+    prepared: Prepared, job: Job, nodes: Sequence[Node], by: project_packages.Delivery
+) -> tuple[Job, project_tree.Tree]:
+    """The job and its tree with what nodes compile of its projects."""
+    projects = project_packages.build_projects(prepared.projects, prepared.tree, nodes, by)
+    spec = replace(job.spec, import_paths=_list_paths(projects))
+    return replace(job, spec=spec), own_project.equip_own_project(prepared.tree, projects)
+
+
+def _list_paths(projects: Iterable[own_project.Project]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path for project in projects for path in project.paths))
 
 
 def run(

@@ -67,6 +67,15 @@ def set_up(job: str, environment: str, lines: str, folder: str, variables: Dict[
     return 0
 
 
+def build(place: str, argv: List[str], folder: str, variables: Dict[str, str]) -> int:
+    """Runs what makes a wheel of the sources in `place`, of which nothing is left there where
+    nobody waits for it any more."""
+    code = _run(place, argv, folder, variables)
+    if code == GIVEN_UP:
+        shutil.rmtree(place, ignore_errors=True)
+    return code
+
+
 def _list_folders(tree: str) -> Set[str]:
     found = (os.path.join(place, name) for place, names, _ in os.walk(tree) for name in names)
     return {os.path.relpath(path, tree) for path in found}

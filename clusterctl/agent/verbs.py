@@ -133,6 +133,12 @@ def _set_up(job: str, settings: str) -> int:
     return setup.set_up(job, **json.loads(settings))
 
 
+def _build(place: str, settings: str) -> int:
+    from . import setup
+
+    return setup.build(place, **json.loads(settings))
+
+
 def _forget_others(root: str) -> None:
     """Removes the agents of other versions that no job on this node was started with, unless one
     is just starting."""
@@ -156,6 +162,7 @@ VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     "attend": "attend.serve",
     "await": _await,
     "batch": _batch,
+    "build": _build,
     "built": outputs.note_built,
     "cancel": "supervise.cancel",
     "clean": lambda job: _load(job).clean(),

@@ -620,6 +620,19 @@ def set_up(
         report(f"--setup is done on {count(len(ran), 'node')} after {watched.seconds:.1f} s")
 
 
+def build(
+    node: Node, place: str, settings: Mapping[str, object], what: str, pool: Pool, report: Reporter
+) -> NodeResult:
+    """Runs a build in that folder of a node. It ends with us."""
+    words = (assets.locate_agent(node.root), "build", place, json.dumps(settings))
+    command = run_inside(node, f"exec /bin/sh {join(words)}")
+    with _Watched(f"building {what} on {node.name}", report) as watched:
+        (result,) = pool.run({node.name: command}, timeout=SETUP_TIMEOUT, on_stdout=watched.hear)
+    if result.ok:
+        report(f"{what} is built on {node.name} after {watched.seconds:.1f} s")
+    return result
+
+
 class _Watched:
     """Says every SETUP_PAUSE seconds what nodes have printed last."""
 

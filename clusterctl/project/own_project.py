@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
 import shutil
 import sys
@@ -25,8 +24,9 @@ from typing import Any
 import msgspec
 
 from clusterctl import process
+from clusterctl.core import assets
 from clusterctl.core.job import Program, ProgramKind
-from clusterctl.core.model import Node, NodeResult
+from clusterctl.core.model import NodeResult
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import tree as project_tree
@@ -59,16 +59,25 @@ def call_uv(what: str, *words: str, cwd: Path | None = None) -> str:
     return check_uv(what, run_uv(*words, cwd=cwd), cwd)
 
 
-def run_uv(*words: str, cwd: Path | None = None, stdin: bytes = b"") -> NodeResult:
-    """Its settings are the user's: index, proxy, certificates, cache."""
+def run_uv(
+    *words: str, cwd: Path | None = None, stdin: bytes = b"", sources: Path | None = None
+) -> NodeResult:
+    """Its settings are the user's: index, proxy, certificates, cache. With `sources`, nothing is
+    built: what uv wanted to build first is copied there, and it fails."""
     beside = Path(sysconfig.get_path("scripts"), "uv")
     program = str(beside) if beside.is_file() else which("uv")
     if program is None:
         raise LaunchError(
             "uv is not installed; it installs the job's packages", hint="pip install uv"
         )
+    taking: dict[str, str] = {}
+    if sources:
+        finder = assets.find_folder("templates") / "client" / "take_source"
+        taking = {"PYTHONPATH": str(finder), "CLUSTERCTL_SOURCE": str(sources)}
     env = process.make_environment(
         program,
+        **taking,
+        UV_CONCURRENT_BUILDS="1",
         NO_COLOR="1",
         COLUMNS="9999",  # a reason is one line
         UV_NO_PROGRESS="1",
@@ -112,13 +121,6 @@ def check_uv(what: str, result: NodeResult, cwd: Path | None) -> str:
     )
 
 
-def is_like_here(node: Node) -> bool:
-    """Whether what is built on this machine runs on the node."""
-    here = (platform.system(), platform.machine(), platform.python_version_tuple()[:2])
-    version = node.facts.python.version if node.facts.python else ""
-    return here == ("Linux", node.facts.arch, tuple(version.split(".")[:2]))
-
-
 def hash_parts(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -149,6 +151,9 @@ _COMMAND = re.compile(r"[\w.-]+")
 
 _REQUIRES = "Requires-Dist"
 _ASKS_GIT = re.compile(rb"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
+_COMPILES = re.compile(
+    rb"ext.modules|Extension\b|cythonize|build_ext|mypycify|mesonpy|skbuild|scikit.build|maturin|rust"
+)
 _HEAD = re.compile(rb"\A#!(?:/bin/sh\n'''exec' .*\n' '''|.*python.*)\n")
 """Of a command that uv made: it names the Python of this machine, perhaps through a shell."""
 _SCRIPT = """\
@@ -174,10 +179,16 @@ class Project(msgspec.Struct, frozen=True):
     own: tuple[tuple[str, bytes, int], ...] = ()
     """Those that have no place in the tree, what describes the project, and its commands."""
     compiled: bool = False
+    """Whether its build makes machine code: nodes do that, and only they know all of it."""
     content: str = ""
     """The digest of all of its files, where files of the build depend on them."""
     problem: str = ""
     """Why it could not be built: what is said here is what its pyproject.toml says."""
+
+    @property
+    def title(self) -> str:
+        """What it is called for people."""
+        return self.name or f"the project in {self.folder}".removesuffix(" in .")
 
     @property
     def commands(self) -> set[str]:
@@ -236,12 +247,17 @@ def find_own_project(
     return list({project.folder: project for project in found}.values())
 
 
-def list_requirements(tree: project_tree.Tree, folder: Path) -> list[str]:
-    """What the project in that folder depends on."""
+def list_requirements(tree: project_tree.Tree, folder: Path) -> list[str] | None:
+    """What the project in that folder depends on; None where no build here says so."""
     table = _read_own_project(folder / OWN_PROJECT)
     if "dependencies" in table:
         return list(table["dependencies"])
-    return message_from_string(build_own_project(tree, folder).metadata).get_all(_REQUIRES) or []
+    if table and "dependencies" not in table.get("dynamic", ()):
+        return []
+    project = build_own_project(tree, folder)
+    if project.compiled:
+        return None
+    return message_from_string(project.metadata).get_all(_REQUIRES) or []
 
 
 def equip_own_project(tree: project_tree.Tree, projects: Sequence[Project]) -> project_tree.Tree:
@@ -249,28 +265,15 @@ def equip_own_project(tree: project_tree.Tree, projects: Sequence[Project]) -> p
     on PYTHONPATH and whose `bin` is on PATH."""
     # The program's own wins.
     own = {entry[0]: entry for project in reversed(projects) for entry in project.own}
-    made = {name: data for project in projects for name, data in project.made}
-    return replace(tree, written=(*tree.written, *made.items()), own=tuple(own.values()))
-
-
-def check_own_project(projects: Sequence[Project], nodes: Sequence[Node]) -> None:
-    """Raises LaunchError for what was compiled here and cannot run there."""
-    for project in projects:
-        for node in nodes:
-            if project.compiled and not is_like_here(node):
-                raise LaunchError(
-                    f"{project.name} has compiled parts: what is built here, for Python"
-                    f" {platform.python_version()} on {platform.machine()}, does not run on"
-                    f" {node.name}",
-                    hint=f"`--requirements {NONE} --setup 'pip install .'` builds it on the nodes",
-                )
+    made = dict(file for project in projects for file in project.made)
+    written = {**dict(tree.written), **made}
+    return replace(tree, written=tuple(written.items()), own=tuple(own.values()))
 
 
 def explain_own_project(project: Project) -> str:
     """Why it is used without a build, for people."""
-    what = project.name or f"the project in {project.folder}".removesuffix(" in .")
     return (
-        f"{what} cannot be built, so its packages are looked for only in"
+        f"{project.title} cannot be built, so its packages are looked for only in"
         f" {', '.join(project.paths)}: {project.problem}"
     )
 
@@ -280,7 +283,9 @@ def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
     plain = _describe(tree, folder)
     if not (find_file(folder) and _has_build(folder)):
         return plain
-    files = [name for name in tree.files if (tree.root / name).is_relative_to(folder)]
+    files = list_files(tree, plain.folder)
+    if _matches(folder, _COMPILES):
+        return msgspec.structs.replace(plain, compiled=True)
     key = hash_parts(plain.folder, sys.version, *_list_deciding(tree.root, plain.folder, files))
     home = find_home()
     path = home.packages / "built" / f"{key}.json"
@@ -290,9 +295,34 @@ def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
         if fresh and (not project.problem or path.stat().st_mtime > time.time() - TRY_AGAIN):
             return project
     project = _build(tree, plain, files)
+    if project.compiled:
+        project = msgspec.structs.replace(plain, name=project.name, compiled=True)
     home.make(path.parent)
     write_atomic(path, msgspec.json.encode(project))
     return project
+
+
+def list_files(tree: project_tree.Tree, folder: str) -> list[str]:
+    """Those of the project in that folder."""
+    place = tree.root / folder
+    return [name for name in tree.files if (tree.root / name).is_relative_to(place)]
+
+
+def find_version(copy: Path, folder: str) -> dict[str, str]:
+    """Variables that say the version where git has to be asked for it, which is not on nodes."""
+    if not _matches(copy / folder, _ASKS_GIT):
+        return {}
+    options = ("--dry-run", "--no-deps", "--python", sys.executable, "--target", str(copy / "none"))
+    result = run_uv("pip", "install", *options, str(copy / folder))
+    found = re.search(r"(?m)^ \+ \S+==(\S+)", result.complaints)
+    names = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PDM_BUILD_SCM_VERSION")
+    return dict.fromkeys(names, found[1]) if found else {}
+
+
+def _matches(folder: Path, pattern: re.Pattern[bytes]) -> bool:
+    """Whether a file that describes the project has it."""
+    files = (folder / name for name in FILES)
+    return any(pattern.search(file.read_bytes()) for file in files if file.is_file())
 
 
 def _has_build(folder: Path) -> bool:
@@ -314,6 +344,14 @@ def needs_build(tree: project_tree.Tree) -> bool:
     return False
 
 
+def hash_compiled(tree: project_tree.Tree, folder: str) -> str:
+    """The digest of what machine code is made of: all but code that a build does not read."""
+    files = list_files(tree, folder)
+    other = [name for name in files if not name.endswith(".py")]
+    deciding = _list_deciding(tree.root, folder, files)
+    return hash_parts(folder, hash_files(tree.root, other), *deciding)
+
+
 def list_deciding(tree: project_tree.Tree) -> Iterator[str]:
     """What the packages of the tree's projects depend on."""
     if any(os.path.basename(name) in FILES for name in tree.files):
@@ -324,11 +362,18 @@ def _list_deciding(root: Path, folder: str, files: Iterable[str]) -> Iterator[st
     """What a build depends on, beside the code of packages: which folders have any, the files
     beside pyproject.toml, lists of requirements, and where versions are."""
     scm = False
+    texts = (root / folder / name for name in FILES)
+    named = {
+        word
+        for text in texts
+        if text.is_file()
+        for word in re.findall(r"\w+", text.read_text(encoding="utf-8", errors="replace"))
+    }
     for name in files:
         place, base = os.path.split(os.path.relpath(name, folder))
         if base.endswith(".py") and base not in FILES:
             yield place
-            if base != "__init__.py" and not re.search("version|about", base):
+            if base != "__init__.py" and base[:-3] not in named:
                 continue
         elif place and not base.endswith((".txt", ".in", ".toml", ".cfg")):
             continue
@@ -381,10 +426,10 @@ def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Pro
         except ClusterctlError as error:
             why = error.message.replace(f"{copy}/", "")
             return msgspec.structs.replace(plain, problem=why)
-        return _read_installed(out, plain, files, copy, tree.root)
+        return read_installed(out, plain, files, copy, tree.root)
 
 
-def _read_installed(
+def read_installed(
     out: Path, plain: Project, files: Sequence[str], copy: Path, root: Path
 ) -> Project:
     (info,) = out.glob("*.dist-info")

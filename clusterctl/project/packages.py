@@ -8,6 +8,7 @@ with its torch and mpi4py, which are kept.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -21,11 +22,15 @@ from secrets import token_hex
 from shlex import join, quote
 from time import monotonic
 from typing import Any
+from urllib.parse import unquote
 from zipfile import ZipFile
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from clusterctl.agent.store import sum_up
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python, make_error
@@ -41,7 +46,6 @@ from clusterctl.project.own_project import (
     call_uv,
     check_uv,
     hash_parts,
-    is_like_here,
     make_plain_name,
     run_uv,
 )
@@ -59,6 +63,8 @@ KEPT = (*TORCH, "mpi4py")
 only where the project does not take these versions."""
 LARGE = 500_000_000
 """Bytes of packages for a node that are not downloaded without consent."""
+GLIBC = 28
+"""The minor version of glibc 2 that nodes have at least."""
 ASK_TIMEOUT = 30.0
 NO_PYTHON = 3
 """What a question to a node ends with where the Python that was asked for is missing."""
@@ -67,8 +73,19 @@ _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytor
 """What torch alone needs, and brings itself: gigabytes."""
 
 
-Spread = Callable[..., Sequence[NodeResult]]
-"""Makes content in a folder below the root of nodes: `jobs.submit.spread`."""
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How packages get to nodes."""
+
+    pool: Pool
+    home: Home
+    report: Callable[[str], None]
+    tag: str
+    """What processes on the cluster are known by."""
+    spread: Callable[..., Sequence[NodeResult]]
+    """Makes content in a folder below the root of nodes: `jobs.submit.spread`."""
+    build: Callable[..., NodeResult]
+    """Runs what makes a wheel on a node: `jobs.submit.build`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +231,12 @@ def describe_packages(packages: Packages, nodes: Sequence[Node]) -> str:
     notes = dict.fromkeys(lock.note for lock in locks if lock.note)
     off = f" (`--requirements {NONE}` turns this off)"
     line = f"using the packages of {packages.source}{much}{beside}{other}{off}"
-    return "; ".join((line, *notes))
+    lock = _choose_lock(packages, nodes[0])
+    unbuilt = [
+        row["name"] for row, _ in split_lock(lock.text)[1] if not _list_wheels(row, nodes[0])
+    ]
+    builds = [f"{nodes[0].name} builds {', '.join(unbuilt)} (no wheel)"] if unbuilt else []
+    return "; ".join((line, *builds, *notes))
 
 
 def make_size_question(packages: Packages | None, home: Home) -> str:
@@ -254,13 +276,10 @@ def install(
     digest: str,
     cluster: Cluster,
     names: Sequence[str],
-    pool: Pool,
-    home: Home,
-    report: Callable[[str], None],
-    spread: Spread,
+    by: Delivery,
 ) -> None:
     """Brings the job's environment to these nodes, as far as they do not have it. Downloads once,
-    and sends once.
+    builds on one of them what has no wheel, and sends once.
 
     Raises UsageError for packages that do not fit together, LaunchError where they cannot be
     fetched or installed, NodeUnreachable.
@@ -272,7 +291,7 @@ def install(
         node = cluster.node(name)
         alike.setdefault(_make_key(digest, node), []).append(node)
     for key, nodes in alike.items():
-        _Environment(digest, key, pool, home, report, spread).bring_to(nodes)
+        _Environment(digest, key, by).bring_to(nodes)
 
 
 def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Pool) -> None:
@@ -299,17 +318,9 @@ def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Po
 class _Environment:
     """One for nodes with equal Pythons."""
 
-    def __init__(
-        self,
-        digest: str,
-        key: str,
-        pool: Pool,
-        home: Home,
-        report: Callable[[str], None],
-        spread: Spread,
-    ) -> None:
-        self._digest, self._key, self._pool, self._home = digest, key, pool, home
-        self._report, self._spread = report, spread
+    def __init__(self, digest: str, key: str, by: Delivery, within: tuple[str, ...] = ()) -> None:
+        self._digest, self._key, self._by, self._within = digest, key, by, within
+        self._pool, self._home, self._report = by.pool, by.home, by.report
         self._part = f".{token_hex(4)}"
 
     def bring_to(self, nodes: Sequence[Node]) -> None:
@@ -357,19 +368,14 @@ class _Environment:
         node = nodes[0]
         python = _require_python(node)
         with tempfile.TemporaryDirectory(dir=self._home.make(self._home.packages)) as scratch:
-            lock, packages = Path(scratch, "pylock.toml"), Path(scratch, "packages")
+            packages = Path(scratch, "packages")
             packages.mkdir()
             wanted = read_packages(self._digest, self._home)
             chosen = _choose_lock(wanted, node)
             if number := len(chosen.packages):
                 self._report(f"fetching {count(number, 'package')} for Python {python.version}")
-                lock.write_text(_add_passwords(chosen.text, Path(wanted.file)), encoding="utf-8")
-                options = ["--no-deps", "--target", str(packages), "--requirements", str(lock)]
-                if not is_like_here(node):
-                    options += ["--no-build"]
-                words = ("pip", "install", "--quiet", *options, *make_target_options(node))
-                project = Path(wanted.file).parent
-                call_uv(wanted.source, *words, cwd=project if project.is_dir() else None)
+                text = _add_passwords(chosen.text, Path(wanted.file))
+                self._fetch(text, packages, Path(scratch), wanted, node)
             if size := sum(path.lstat().st_size for path in packages.rglob("*")):
                 where = node.name if len(nodes) == 1 else f"{len(nodes)} nodes"
                 self._report(f"copying {format_bytes(size)} of packages to {where}")
@@ -381,9 +387,28 @@ class _Environment:
             except Failure as error:
                 raise LaunchError(str(error), hint="run it again") from error
             how: Any = {"link": True, "timeout": FETCH_TIMEOUT}
-            for result in self._spread(self._pool, nodes, folder, content, **how):
+            for result in self._by.spread(self._pool, nodes, folder, content, **how):
                 if not result.ok:
                     raise make_error("installing packages", result)
+
+    def _fetch(self, text: str, target: Path, scratch: Path, wanted: Packages, node: Node) -> None:
+        """Has uv install what the lock names into `target`. Where it would build something, it is
+        given the wheel that the node builds."""
+        lock, sources = scratch / "pylock.toml", scratch / "build" / SOURCE
+        options = ["--no-deps", "--target", str(target), "--requirements", str(lock)]
+        words = ("pip", "install", "--quiet", *options, *_TAKE, *make_target_options(node))
+        project = Path(wanted.file).parent
+        where = project if project.is_dir() else None
+        while True:
+            lock.write_text(text, encoding="utf-8")
+            result = run_uv(*words, cwd=where, sources=sources)
+            found = _BUILDING.search(result.complaints)
+            if result.ok or found is None or not sources.is_dir():
+                check_uv(wanted.source, result, where)
+                return
+            wheel = build_wheel(found[1], sources.parent, ".", node, self._by, self._within)
+            text = _replace_package(text, found[1], wheel)
+            shutil.rmtree(sources.parent)
 
     def _set_up(self, nodes: Sequence[Node]) -> None:
         script = assets.render("job/make_venv.py").encode()
@@ -406,6 +431,178 @@ def run_inside(node: Node, command: str) -> str:
     if not node.contained:
         return command
     return f"exec {quote(f'{node.root}/bin/clusterctl-ssh')} {node.name} {quote(command)}"
+
+
+# -------------------------------------------------------------------------------------------------
+# What has no wheel for the nodes is built on one of them.
+
+
+SOURCE = "source"
+"""The folder of sources in that of a build."""
+BUILD_SHOWN = 12
+"""Lines of its output that are shown of a build that fails."""
+NEEDS = 86
+"""What a build ends with that asks for more packages."""
+_BUILDING = re.compile(r"Failed to build `([\w.-]+)")
+_TAKE = ("--no-build-isolation",)
+"""What a build needs is the node's matter."""
+_LACKS = {
+    r"Python\.h": "python3-dev",
+    r"mpi\.h|mpicc": "libopenmpi-dev",
+    r"\b[cg]\+\+|cc1plus": "g++",
+    r"\b(g?cc|clang|compiler)\b": "gcc",
+}
+"""Packages of Debian, by what a build says that lacks them."""
+
+
+def build_wheel(
+    what: str,
+    scratch: Path,
+    folder: str,
+    node: Node,
+    by: Delivery,
+    within: tuple[str, ...] = (),
+    key: str = "",
+    variables: Mapping[str, str] = {},
+) -> Path:
+    """The wheel of what lies in that folder of `scratch`/source, built on the node by its Python in
+    an environment of its own; once for what is in it, or for `key`. `within`: what is being built
+    for want of it."""
+    place = scratch / SOURCE / folder
+    tables = read_toml(place / PROJECT) if (place / PROJECT).is_file() else {}
+    table = tables.get("build-system", {})
+    given = list(table.get("requires", ["setuptools"]))
+    shutil.copy(assets.find_folder("templates") / "job" / "build_wheel.py", scratch)
+    (scratch / "tag").write_text(f"CLUSTERCTL_JOB={by.tag}/build-{token_hex(4)};")
+    content = read_folder(scratch, by.home)
+    rows = (f"{e.path} {e.digest}" for e in content.entries if e.path.startswith(f"{SOURCE}/"))
+    kept = locate_built(by.home, what, node, key or hash_parts(*rows))
+    if wheel := next(kept.glob("*.whl"), None):
+        return wheel
+    if what in within:
+        raise LaunchError(f"{what} has no wheel, and cannot be built without itself", hint=what)
+    remote = f"builds/{token_hex(8)}"
+    root = f"{node.root}/{remote}"
+    options = {
+        "paths": table.get("backend-path", ()),
+        "backend": table.get("build-backend", "setuptools.build_meta:__legacy__"),
+        "out": f"{root}/out",
+        "needs": NEEDS,
+    }
+    try:
+        for result in by.spread(by.pool, [node], remote, content, timeout=FETCH_TIMEOUT):
+            if not result.ok:
+                raise make_error(f"sending {what}", result)
+        while True:
+            environment = _make_build_environment(what, given, node, by, (*within, what))
+            bins = (f"{environment}/bin", node.mpi_prefix and f"{node.mpi_prefix}/bin")
+            script = (f"{root}/build_wheel.py", json.dumps({**options, "given": given}))
+            settings = {
+                "argv": [f"{environment}/bin/python", "-I", *script],
+                "folder": f"{root}/{SOURCE}/{folder}",
+                "variables": {**variables, "PATH": ":".join(filter(None, (*bins, "$PATH")))},
+            }
+            result = by.build(node, root, settings, what, by.pool, by.report)
+            if result.exit_code != NEEDS:
+                break
+            given += json.loads(result.text.splitlines()[-1])
+        _check_build(what, result, node, kept, by.home)
+        by.home.make(kept.parent)
+        part = kept.with_name(f"{kept.name}.{token_hex(4)}")
+        got = by.pool.find_transport(node.name).get(f"{root}/out", part, timeout=FETCH_TIMEOUT)
+        if not got.ok:
+            raise make_error(f"fetching {what}", got)
+        with suppress(OSError):  # another job was faster
+            part.replace(kept)
+        return next(kept.glob("*.whl"))
+    finally:
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            by.pool.run({node.name: f"rm -rf {quote(root)}"}, timeout=ASK_TIMEOUT)
+
+
+def build_projects(
+    projects: Sequence[own_project.Project],
+    tree: project_tree.Tree,
+    nodes: Iterable[Node],
+    by: Delivery,
+) -> list[own_project.Project]:
+    """The projects with what is compiled of them, by the first node of each kind."""
+    alike = {_make_group(node): node for node in reversed(list(nodes))}
+    found = [project for project in projects if not project.compiled]
+    for project in projects:
+        if project.compiled:
+            found += [_build_project(project, tree, node, by) for node in alike.values()]
+    return found
+
+
+def is_built(project: own_project.Project, tree: project_tree.Tree, node: Node) -> bool:
+    """Whether what is compiled of it for that node is here."""
+    key = own_project.hash_compiled(tree, project.folder)
+    return any(locate_built(find_home(), project.title, node, key).glob("*.whl"))
+
+
+def _build_project(
+    project: own_project.Project, tree: project_tree.Tree, node: Node, by: Delivery
+) -> own_project.Project:
+    what = project.title
+    key = own_project.hash_compiled(tree, project.folder)
+    with tempfile.TemporaryDirectory(dir=by.home.make(by.home.packages)) as scratch:
+        copy, out = Path(scratch, SOURCE), Path(scratch, "out")
+        wheel = next(locate_built(by.home, what, node, key).glob("*.whl"), None)
+        if wheel is None:
+            with own_project.copy_tree(tree) as copied:
+                variables = own_project.find_version(copied, project.folder)
+                (copied / ".git").unlink(missing_ok=True)
+                shutil.move(copied, copy)
+            options: Any = {"key": key, "variables": variables}
+            wheel = build_wheel(what, Path(scratch), project.folder, node, by, **options)
+        words = ("--quiet", "--no-deps", "--target", str(out), *make_target_options(node))
+        call_uv(what, "pip", "install", *words, str(wheel))
+        files = own_project.list_files(tree, project.folder)
+        return own_project.read_installed(out, project, files, copy, tree.root)
+
+
+def locate_built(home: Home, what: str, node: Node, key: str) -> Path:
+    """The folder here of what nodes like this one have built of that content."""
+    return home.packages / "built" / hash_parts(what, key, _make_group(node), node.mpi_prefix)
+
+
+def _make_build_environment(
+    what: str, requires: Sequence[str], node: Node, by: Delivery, within: tuple[str, ...]
+) -> str:
+    """Where an environment with these packages is on the node."""
+    source, lines = f"the build of {what}", "".join(f"{line}\n" for line in requires)
+    file = by.home.packages / PROJECT if requires else None
+    wanted = Wanted(source, file, lines, lines=lines)
+    lock = _resolve(wanted, project_tree.Tree(by.home.packages, (), 0, False), node)
+    packages = Packages(source, "", {_make_group(node): lock})
+    save(packages, by.home)
+    key = _make_key(packages.digest, node)
+    _Environment(packages.digest, key, by, within).bring_to([node])
+    return locate_packages(node, packages.digest)
+
+
+def _check_build(what: str, result: NodeResult, node: Node, kept: Path, home: Home) -> None:
+    if result.exit_code is None:
+        raise make_error(f"building {what}", result)
+    if result.ok:
+        return
+    log = home.make(kept.parent) / f"{kept.name}.log"
+    log.write_bytes(result.stdout)
+    *_, last = ("", *re.findall(r"(?m)^.*(?:error|Error|No such file|not found).*$", result.text))
+    lacks = next((name for told, name in _LACKS.items() if re.search(told, last)), "")
+    shown = "\n".join(result.text.splitlines()[-BUILD_SHOWN:])
+    hint = f"on the node: apt-get install {lacks}" if lacks else f"all that it printed: {log}"
+    raise LaunchError(f"{what} cannot be built on {node.name}:\n{shown}", hint=hint)
+
+
+def _replace_package(text: str, name: str, wheel: Path) -> str:
+    """The lock with that wheel instead of the sources of a package."""
+    head, found = split_lock(text)
+    file = f'{{ path = "{wheel}", hashes = {{ sha256 = "{sum_up(str(wheel))}" }} }}'
+    built = f'name = "{name}"\nversion = "{wheel.name.split("-")[1]}"\nwheels = [{file}]\n'
+    parts = (built if make_plain_name(row["name"]) == name else part for row, part in found)
+    return head + "".join(_HEAD + part for part in parts)
 
 
 def _locate_stored(home: Home, digest: str) -> Path:
@@ -567,8 +764,10 @@ def _find_in(folder: Path, tree: project_tree.Tree, parts: Sequence[str]) -> Wan
         return _read(folder / name, tree)
     if (path := folder / "requirements.txt").is_file():
         return _read(path, tree)
-    if (name := own_project.find_file(folder)) and own_project.list_requirements(tree, folder):
-        return _read(folder / name, tree)
+    if name := own_project.find_file(folder):
+        requires = own_project.list_requirements(tree, folder)
+        if requires or requires is None:
+            return _read(folder / name, tree)
     for name in _CONDA:
         if (path := folder / name).is_file() and (environment := _read_conda(path)):
             return environment
@@ -748,6 +947,8 @@ def _find_installed(wanted: Wanted, tree: project_tree.Tree, node: Node) -> list
         file = wanted.file or Path()
         if not wanted.lines and file.name in own_project.FILES and own_project.needs_build(tree):
             lines = own_project.list_requirements(tree, file.parent)
+            if lines is None:
+                return None
             wanted = replace(wanted, lines="".join(f"{line}\n" for line in lines))
         result = _compile(wanted, file, node, there, Path(scratch), *options)
         # Whether it has those of an extra is not known.
@@ -796,6 +997,8 @@ def _ask_uv(wanted: Wanted, tree: project_tree.Tree, node: Node, file: Path) -> 
         parts.append(_HEAD + _PASSWORD.sub(r"\1\3", _drop_other_hashes(part, wanted)))
         size += _find_size(row, node)
     folders = _list_folders(wanted, tree, locked or found)
+    # uv would hold it against the Python that it runs with here.
+    head = re.sub(r"(?m)^requires-python.*\n", "", head)
     text = "".join((head, *parts)) if parts else ""
     stays = tuple(map(" ".join, kept.items()))
     return Lock(text, folders=tuple(folders), kept=stays, note=note.strip("; "), size=size)
@@ -950,9 +1153,8 @@ def _list_folders(
 
 def _find_size(row: Mapping[str, Any], node: Node) -> int:
     """Bytes to download for a package. Of PyTorch's, whose index does not say it, the server."""
-    files = row.get("wheels") or [row[kind] for kind in ("sdist", "archive") if kind in row]
-    fitting = re.compile(rf"(-any|_{node.facts.arch})\.whl\b")
-    files = [file for file in files if fitting.search(file.get("url", ""))] or files
+    sources = [row[kind] for kind in ("sdist", "archive") if kind in row]
+    files = _list_wheels(row, node) or sources
     sizes = [file["size"] for file in files if "size" in file]
     if not sizes and row["name"] in TORCH:
         from urllib.request import Request, build_opener  # seldom used
@@ -963,6 +1165,27 @@ def _find_size(row: Mapping[str, Any], node: Node) -> int:
                 with build_opener().open(request, timeout=ASK_TIMEOUT) as answer:
                     sizes.append(int(answer.headers["Content-Length"] or 0))
     return max(sizes, default=0)
+
+
+def _list_wheels(row: Mapping[str, Any], node: Node) -> list[dict[str, Any]]:
+    """Those of a package that fit the node; one that the file itself names does."""
+    tags, found = _list_tags(node), []
+    for file in (*row.get("wheels", ()), *([row["archive"]] if "archive" in row else ())):
+        name = unquote(str(file.get("url") or file["path"])).rpartition("/")[2]
+        with suppress(InvalidWheelFilename):
+            if tags & parse_wheel_filename(name)[3]:
+                found.append(file)
+    return found
+
+
+def _list_tags(node: Node) -> set[Tag]:
+    version = tuple(map(int, _require_python(node).version.split(".")[:2]))
+    glibc = (f"manylinux_2_{minor}" for minor in range(5, GLIBC + 1))
+    kinds = (*glibc, "manylinux2014", "manylinux2010", "manylinux1", "linux")
+    platforms = [f"{kind}_{node.facts.arch}" for kind in kinds]
+    name = "cp{}{}".format(*version)
+    others = compatible_tags(version, name, platforms)
+    return {*cpython_tags(version, platforms=platforms), *others}
 
 
 def _drop_other_hashes(part: str, wanted: Wanted) -> str:
@@ -998,6 +1221,6 @@ def split_lock(text: str) -> tuple[str, list[tuple[dict[str, Any], str]]]:
 def make_target_options(node: Node) -> tuple[str, ...]:
     """Options for the packages of a node that has a Python."""
     version = node.facts.python.version if node.facts.python else ""
-    platform = f"{node.facts.arch}-manylinux_2_28"
+    platform = f"{node.facts.arch}-manylinux_2_{GLIBC}"
     own = ("--python", sys.executable)
     return (*own, "--python-version", version, "--python-platform", platform)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.model import Node, Python
-from clusterctl.jobs.submit import spread
+from clusterctl.jobs.submit import build, spread
 from clusterctl.project import own_project
 from clusterctl.project import packages as project_packages
 from clusterctl.project.program import Resolved, resolve_program
@@ -117,10 +117,8 @@ def bring(digest: str, *nodes: Node) -> Said:
     said: Said = []
     where = cluster(*nodes)
     with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
-        project_packages.install(
-            *(digest, where, [n.name for n in nodes], pool, find_home(), said.append),
-            spread=spread,
-        )
+        by = project_packages.Delivery(pool, find_home(), said.append, "lab", spread, build)
+        project_packages.install(digest, where, [n.name for n in nodes], by)
     return said
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.job import ProgramKind
-from clusterctl.core.model import Python
-from clusterctl.errors import LaunchError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import Resolved, resolve_program
 from tests.unit.calling import Call
-from tests.unit.making import node
 from tests.unit.packaged import find_projects, make_project
 from tests.unit.tables import rows
 
@@ -184,15 +180,3 @@ def test_a_project_that_cannot_be_built_is_used_as_it_lies_there(
     said = call("run", "--dry-run", "train.py")
     assert "cannot be built, so its packages are looked for only in src: " in said.out
     assert "no compiler" in said.out
-
-
-def test_what_was_compiled_here_is_not_sent_where_it_cannot_run(built: Path) -> None:
-    make_project(built, "mine", {"deep/__init__.py": "@lib/deep/__init__.py", "deep/_c.so": "x"})
-    projects = find_projects(resolve_program("train.py", ()))
-    assert dict(
-        own_project.equip_own_project(resolve_program("train.py", ()).tree, projects).written
-    )["lib/deep/_c.so"]
-    python = Python(executable="/p", version=platform.python_version())
-    own_project.check_own_project(projects, [node(arch=platform.machine(), python=python)])
-    with pytest.raises(LaunchError, match="does not run on worker-1"):
-        own_project.check_own_project(projects, [node(arch="riscv64", python=python)])

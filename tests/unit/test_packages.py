@@ -11,7 +11,6 @@ import platform
 import shutil
 import sys
 import sysconfig
-import tarfile
 import venv
 from base64 import b64encode
 from dataclasses import replace
@@ -31,7 +30,6 @@ from tests import wheels
 from tests.unit.calling import Call
 from tests.unit.making import cluster
 from tests.unit.packaged import (
-    BUILT,
     KEPT,
     PROJECT,
     Install,
@@ -319,25 +317,6 @@ def test_another_torch_of_a_job_is_used_instead_of_that_of_the_nodes(
     assert lock.kept == ("mpi4py 4.1.0",)
     install("", one)
     assert run(python_of(one), "-c", "import torch; print(torch.VERSION)") == "2.4.1\n"
-
-
-def test_a_package_that_cannot_be_built_is_named(
-    project: Path, index: Path, install: Install, tmp_path: Path
-) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "pyproject.toml").write_text(BUILT)
-    (source / "backend.py").write_text("raise IndexError('list index out of range')\n")
-    (source / "PKG-INFO").write_text("Metadata-Version: 2.2\nName: broken\nVersion: 1.0\n")
-    with tarfile.open(index / "broken-1.0.tar.gz", "w:gz") as archive:
-        archive.add(source, "broken-1.0")
-    Path("requirements.txt").write_text("demo\nbroken\n")
-    with pytest.raises(LaunchError, match=r"broken==1\.0 .*list index out of range"):
-        install("", here("worker-1", tmp_path))
-    foreign = here("worker-2", tmp_path)
-    foreign = replace(foreign, facts=replace(foreign.facts, arch="ppc64le"))
-    with pytest.raises(LaunchError, match=r"broken.* no binary distribution"):
-        install("", foreign)
 
 
 def test_an_invalid_script_block_is_that_of_its_script(

@@ -1,0 +1,208 @@
+"""What has no wheel is built on the first node, by its Python, and the others get what came of it.
+
+uv is the real one, and so is the agent, on nodes that are folders of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.core.model import Node
+from clusterctl.errors import LaunchError
+from clusterctl.jobs.submit import build, spread
+from clusterctl.project import own_project
+from clusterctl.project import packages as project_packages
+from clusterctl.project.program import resolve_program
+from clusterctl.state.home import find_home
+from clusterctl.transport.pool import Pool
+from tests.unit.calling import Call
+from tests.unit.packaged import (
+    Install,
+    find_projects,
+    here,
+    index,
+    install,
+    project,
+    run,
+)
+
+__all__ = ["index", "install", "project"]
+
+BUILT = """\
+[project]
+name = "odd"
+version = "1.0"
+
+[build-system]
+requires = {}
+build-backend = "inner.backend:Hooks"
+backend-path = ["."]
+"""
+BACKEND = """\
+import os, sys, zipfile
+
+NAME = "odd-1.0-py3-none-any.whl"
+
+class Hooks:
+    @staticmethod
+    def get_requires_for_build_wheel(config_settings=None):
+        return ["helper"]
+
+    @staticmethod
+    def build_wheel(out, config_settings=None, metadata_directory=None):
+        import helper
+        with open({counted!r}, "a") as file:
+            file.write("built" + chr(10))
+        {action}
+        with zipfile.ZipFile(os.path.join(out, NAME), "w") as wheel:
+            wheel.writestr("odd/__init__.py", f"MADE = {{(sys.prefix, helper.VERSION)!r}}")
+            wheel.writestr("odd/_c.so", open("code.c").read())
+            info = "odd-1.0.dist-info/"
+            wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: odd\\nVersion: 1.0\\n")
+            wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+            wheel.writestr(info + "RECORD", "")
+        return NAME
+"""
+
+
+def write_sources(folder: Path, counted: Path, action: str = "", requires: str = "[]") -> None:
+    """A project whose build says how often it ran, asks for `helper`, and names ext_modules."""
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "backend.py").write_text(
+        BACKEND.format(counted=str(counted), action=action) + "\n\next_modules = 1\n"
+    )
+    (folder / "pyproject.toml").write_text(f"{BUILT.format(requires)}# ext_modules\n")
+    (folder / "code.c").write_text("one")
+    (folder / "PKG-INFO").write_text("Metadata-Version: 2.2\nName: odd\nVersion: 1.0\n")
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Path:
+    return tmp_path / "counted"
+
+
+def put_into_index(index: Path, counted: Path, **more: str) -> None:
+    write_sources(index / "sources", counted, **more)
+    with tarfile.open(index / "odd-1.0.tar.gz", "w:gz") as archive:
+        archive.add(index / "sources", "odd-1.0")
+    Path("requirements.txt").write_text("odd\n")
+
+
+def test_sources_of_a_package_are_built_on_the_first_node_and_sent_to_the_others(
+    project: Path, index: Path, install: Install, tmp_path: Path, counted: Path
+) -> None:
+    put_into_index(index, counted, requires='["demo<2"]')
+    nodes = [here(f"worker-{number}", tmp_path) for number in (1, 2)]
+    said = install("", *nodes)
+    assert any(line.startswith("odd is built on worker-1 after ") for line in said)
+    for one in nodes:
+        (found,) = (
+            path
+            for path in Path(one.root, "packages").iterdir()
+            if list(path.glob("lib/*/site-packages/odd"))
+        )
+        prefix, version = run(
+            str(found / "bin/python"), "-c", "import odd; print(*odd.MADE)"
+        ).split()
+        assert prefix.startswith(f"{nodes[0].root}/packages/"), "by the node, in an environment"
+        assert version == "1.5", "that has what the build asks for while it runs"
+    assert not list(Path(nodes[0].root, "builds").iterdir())
+    install("", here("worker-1", tmp_path / "later"))
+    assert counted.read_text() == "built\n", "once for what is in it"
+
+
+@pytest.mark.parametrize(
+    ("action", "hint"),
+    [
+        ("print(\"error: command 'gcc' failed: No such file or directory\"); sys.exit(1)", "gcc"),
+        ("sys.exit('x.c:1:10: fatal error: Python.h: No such file or directory')", "python3-dev"),
+        ("raise IndexError('list index out of range')", "all that it printed: "),
+    ],
+)
+def test_a_build_that_fails_shows_its_end_and_what_is_missing(
+    action: str,
+    hint: str,
+    project: Path,
+    index: Path,
+    install: Install,
+    tmp_path: Path,
+    counted: Path,
+) -> None:
+    put_into_index(index, counted, action=action)
+    one = here("worker-1", tmp_path)
+    with pytest.raises(LaunchError, match=r"^odd cannot be built on worker-1:\n") as caught:
+        install("", one)
+    assert "error" in caught.value.message.lower()
+    assert hint in str(caught.value.hint)
+    assert not list(Path(one.root, "builds").iterdir())
+    logs = list((find_home().packages / "built").glob("*.log"))
+    assert [log.read_text().splitlines()[-1] for log in logs] == caught.value.message.split("\n")[
+        -1:
+    ]
+
+
+def test_a_dry_run_says_what_would_be_built_and_where(
+    project: Path, index: Path, call: Call, lab: None, counted: Path
+) -> None:
+    put_into_index(index, counted)
+    said = call("run", "--dry-run", "train.py").out
+    assert "; worker-1 builds odd (no wheel)" in said
+    write_sources(Path("own"), counted)
+    shutil.copy("train.py", "own/train.py")
+    said = call("run", "--dry-run", "--stage", ".", "own/train.py").out
+    assert "# odd has compiled parts: worker-1 builds it first" in said
+    assert not counted.exists()
+
+
+def build_projects(*nodes: Node) -> list[own_project.Project]:
+    found = resolve_program("train.py", ())
+    projects = find_projects(found)
+    with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
+        by = project_packages.Delivery(pool, find_home(), print, "lab", spread, build)
+        return project_packages.build_projects(projects, found.tree, nodes, by)
+
+
+def test_compiled_parts_of_a_project_are_built_on_a_node_when_they_have_changed(
+    project: Path, index: Path, tmp_path: Path, counted: Path, need: Callable[..., None]
+) -> None:
+    """Its other code is that of the tree, and costs no build."""
+    need("uv")
+    write_sources(project, counted)
+    (project / "odd").mkdir()
+    (project / "odd" / "__init__.py").write_text("MINE = 1\n")
+    one = here("worker-1", tmp_path)
+    (made,) = build_projects(one)
+    assert (made.paths, dict(made.made)) == ((".",), {"odd/_c.so": b"one"})
+    (project / "odd" / "__init__.py").write_text("MINE = 2\n")
+    build_projects(one)
+    assert counted.read_text() == "built\n"
+    (project / "code.c").write_text("two")
+    (made,) = build_projects(one)
+    assert dict(made.made) == {"odd/_c.so": b"two"}
+    other = replace(one, facts=replace(one.facts, arch=one.facts.arch + "-other"))
+    key = own_project.hash_compiled(resolve_program("train.py", ()).tree, ".")
+    places = {project_packages.locate_built(find_home(), "odd", node, key) for node in (one, other)}
+    assert len(places) == 2, "what one node has built is not for another kind"
+
+
+def test_nothing_of_a_build_is_left_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    place = tmp_path / "build"
+    place.mkdir()
+    (place / "tag").write_text("CLUSTERCTL_JOB=test-build/1;")
+    argv = ["sh", "-c", "echo $$; exec sleep 300"]
+    given = ", ".join(map(repr, (str(place), argv, str(place), {})))
+    code = f"from clusterctl.agent import setup; setup.build({given})"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    pid = child.stdout.readline().strip()
+    child.stdout.close()
+    child.wait(60)
+    assert not Path(f"/proc/{pid}").exists()
+    assert not place.exists()
