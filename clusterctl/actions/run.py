@@ -235,7 +235,7 @@ class Prepared:
     command: str = ""
     """What one of them has to bring."""
     projects: tuple[own_project.Project, ...] = ()
-    """Those of its tree."""
+    """Those of its tree, for a program that gets packages: some may have to be built."""
     typed: tuple[str, ...] = ()
     """The command line of clusterctl."""
 
@@ -345,13 +345,14 @@ def prepare(
             f"--in-place works only with a batch script, which {resolved.program.target} is not",
             hint="leave it out: ranks run in a copy of the tree",
         )
-    packages, wanted, command, unread = None, None, "", ""
+    packages, wanted, command, unread, builds = None, None, "", "", False
     own = project_packages.find_setup(resolved)
     if own and (not spec.setup or "setup" in resolved.settings):
         spec = replace(spec, setup=own)  # settings are for all programs
     chosen_python = project_packages.choose_packages(cluster, spec.python)
     if not (spec.venv or spec.modules or spec.container):
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
+        builds = project_packages.find_script(resolved) is not None
         unread = "" if wanted else project_packages.find_unread(resolved, requirements)
         nodes = chosen_python.workers or (chosen_python.launcher,)
         able = [node for node in nodes if node.facts.python] or nodes
@@ -394,7 +395,7 @@ def prepare(
         lines = "; ".join(spec.setup.strip().splitlines())
         plan = replace(plan, notes=(*plan.notes, f"once per node, before the start: {lines}"))
     first = chosen_python.node(jobs_submit.list_rank_nodes(job, cluster)[0])
-    for project in projects:
+    for project in projects if builds else ():
         if project.compiled and not project_packages.is_built(project, resolved.tree, first):
             note = f"{project.title} has compiled parts: {first.name} builds it first"
             plan = replace(plan, notes=(*plan.notes, note))
@@ -421,7 +422,7 @@ def prepare(
         doubtful=resolved.findings.doubtful,
         packages=packages,
         command=command,
-        projects=tuple(projects),
+        projects=tuple(projects) if builds else (),
     )
 
 

@@ -665,7 +665,7 @@ def _list_default_groups(file: Path) -> Iterator[str]:
 
 def find_setup(resolved: Resolved) -> str:
     """The lines of shell that a Python program's own `script` block has for --setup."""
-    script = _find_script(resolved) if resolved.program.kind is ProgramKind.PYTHON else None
+    script = find_script(resolved) if resolved.program.kind is ProgramKind.PYTHON else None
     if script is None or not script.is_file():  # that of a function is made when it is copied
         return ""
     found = _TABLE.search(_read_text(script))
@@ -682,7 +682,7 @@ def find_setup(resolved: Resolved) -> str:
 
 def find_unread(resolved: Resolved, given: str) -> str:
     """What names packages for a program that gets none, and is not read; for people."""
-    script = None if given else _find_script(resolved)
+    script = None if given else find_script(resolved)
     if script is None:
         return ""
     for name, command in _UNREAD.items():
@@ -707,7 +707,7 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
         return None if given == NONE else _read(Path(given), tree)
-    script = _find_script(resolved)
+    script = find_script(resolved)
     if script is None:
         return None
     if program.kind is ProgramKind.PYTHON and (found := _read_block(script)):
@@ -721,7 +721,7 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
     return None
 
 
-def _find_script(resolved: Resolved) -> Path | None:
+def find_script(resolved: Resolved) -> Path | None:
     """What has the files that ask for its packages beside it: a Python program, a script of the
     project, or a command that the project makes; None for others, which may need no Python."""
     program, tree = resolved.program, resolved.tree
