@@ -126,7 +126,6 @@ class Direct(BatchSystem):
                 folder=where[launcher.name],
                 container=launcher.name if launcher.contained else "",
                 tag=f"{cluster.id}/{job.id};",
-                system="direct",
                 command=render_command_line(plan.argv),
             ),
             "plan.json": render_plan(make_plan(job, cluster)),

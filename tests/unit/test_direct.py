@@ -20,6 +20,8 @@ from clusterctl.core.job import JobState, Program, ProgramKind
 from clusterctl.core.model import Cluster
 from clusterctl.launch import launcher
 from clusterctl.launch.environment import build_environment, list_program
+from clusterctl.launch.hostfile import place_points
+from clusterctl.launch.launcher import Request
 from clusterctl.options.values import SNAPSHOTS
 from tests.unit.making import cluster, job, request, spec
 from tests.unit.scripts import WEIRD, place_agent, until
@@ -80,28 +82,127 @@ def test_mpirun_is_started_in_the_container_of_the_launcher() -> None:
 def planned(where: Cluster | None = None, **wanted: Any) -> dict[str, Any]:
     """What the supervisor is told."""
     found: dict[str, Any] = json.loads(scripts(where, **wanted)["plan.json"])
-    return found
+    return {name: found[name] for name in PLAN}
+
+
+MIRROR = {
+    "largest": direct.SMALL,
+    "reserve": 1 << 30,
+    "interval": direct.INTERVAL,
+    "longest": direct.LONGEST_INTERVAL,
+    "always": False,
+}
+JOBS = "/home/ubuntu/.clusterctl/lab-1a2b/jobs/7"
+INVOLVED = [
+    {"name": name, "host": name, "aliases": [f"10.0.0.{end}"], "folder": JOBS, "here": end == 10}
+    for name, end in (("launcher", 10), ("worker-1", 11), ("worker-2", 12))
+]
+PLAN: dict[str, Any] = {  # but for limits of the agent's own
+    "id": 7,
+    "tag": "CLUSTERCTL_JOB=lab-1a2b/7;",
+    "root": "/home/ubuntu/.clusterctl/lab-1a2b",
+    "launcher": "launcher",
+    "nodes": INVOLVED,
+    "holders": [
+        {"name": "worker-1", "first": 0, "ranks": 1},
+        {"name": "worker-2", "first": 1, "ranks": 1},
+    ],
+    "ranks": 2,
+    "now": False,
+    "timeout": 0,
+    "retries": 0,
+    "grace": 5,
+    "hang_timeout": 0,
+    "hang_poll": 0,
+    "output": direct.OUTPUT,
+    "least_output": direct.LEAST_OUTPUT,
+    "kept": list(SNAPSHOTS),
+    "resume": None,
+    "restores": True,
+    "rerun_of": None,
+    "mirrored": True,
+    "mirror": MIRROR,
+    "end_poll": 20,
+    "hang_slack": 10,
+    "stacks_limit": 32,
+}
+
+
+def test_what_the_supervisor_is_told() -> None:
+    assert planned() == PLAN
 
 
 def test_small_outputs_and_snapshots_are_copied_unless_others_are_named() -> None:
-    plan = planned()
-    assert (plan["kept"], plan["mirror"]["largest"]) == (list(SNAPSHOTS), direct.SMALL)
-    plan = planned(keep_files=("*.h5", "runs/*"))
-    assert (plan["kept"], plan["mirror"]["largest"]) == (["*.h5", "runs/*"], 0)
+    assert planned(keep_files=("*.h5", "runs/*")) == {
+        **PLAN,
+        "kept": ["*.h5", "runs/*"],
+        "mirror": {**MIRROR, "largest": 0},
+    }
 
 
-def test_outputs_are_copied_from_the_nodes_of_ranks_to_another_machine() -> None:
-    plan = planned()
-    assert plan["mirrored"]
-    assert [holder["name"] for holder in plan["holders"]] == ["worker-1", "worker-2"]
-    assert plan["mirror"]["interval"] == direct.INTERVAL
-    assert not planned(replace(cluster(), one_host=True))["mirrored"]
+def test_nodes_of_one_host_are_lost_together() -> None:
+    """They have no other names, and their outputs need no copy unless --sync wants them."""
+    where = replace(cluster(), one_host=True)
+    nodes = [{**node, "aliases": [], "here": True} for node in INVOLVED]
+    alone = {**PLAN, "nodes": nodes, "mirrored": False, "restores": False}
+    assert planned(where) == alone
+    often = {**MIRROR, "interval": direct.SYNC_INTERVAL, "always": True}
+    synced = {**alone, "mirrored": True, "restores": True, "mirror": often}
+    assert planned(where, sync="/there") == synced
 
 
-def test_outputs_for_sync_are_copied_on_one_host_too_and_more_often() -> None:
-    plan = planned(replace(cluster(), one_host=True), sync="/there")
-    assert (plan["mirrored"], plan["mirror"]["always"]) == (True, True)
-    assert plan["mirror"]["interval"] == direct.SYNC_INTERVAL
+def test_limits_reach_the_supervisor() -> None:
+    told = planned(timeout=5.0, retries=2, hang_timeout=20.0, now=True)
+    wanted = {"timeout": 5.0, "retries": 2, "hang_timeout": 20.0, "hang_poll": 5.0, "now": True}
+    assert told == {**PLAN, **wanted}
+    assert planned(hang_timeout=600.0)["hang_poll"] == direct.HANG_POLL
+
+
+def test_points_of_a_sweep_are_not_restored() -> None:
+    where, what = cluster(), spec(sweep=("lr=1,2",))
+    placement = place_points(where, what)
+    started = Request(id=7, spec=what, cluster=where, placement=placement)
+    swept = job(where, what, placement=placement)
+    found = Direct().script(swept, where, Direct().plan(started))
+    told = json.loads(found["plan.json"])
+    assert (told["restores"], told["mirrored"], told["ranks"]) == (False, True, 2)
+    assert JOBS in found["points.sh"]
+    assert assets.locate_agent(where.launcher.root) in found["points.sh"]
+
+
+def test_a_resumed_job_looks_for_what_its_arguments_name() -> None:
+    for text, files, folders in (
+        ("--from {snapshot}", True, False),
+        ("--from {folder}", False, True),
+        ("--resume", False, False),
+    ):
+        told = planned(resume_args=text)["resume"]
+        assert (told["files"], told["folders"], told["resumes"]) == (files, folders, 0)
+        assert told["nothing"].format(whole="whole ") == (
+            f"starting without {text}: there is no whole snapshot among the outputs"
+            f" ({', '.join(SNAPSHOTS)}; --keep-files names others)"
+        )
+    assert "`clusterctl rerun 7 --resume" in told["refusal"]
+    where, what = cluster(), spec(resume_args="--resume")
+    again = direct.make_plan(job(where, what, rerun_of=4), where)
+    assert again.rerun_of == 4
+    assert again.resume
+    assert "rerun 4 --resume" in again.resume.refusal
+
+
+def test_what_dry_run_shows() -> None:
+    where, what = cluster(), spec()
+    plan = launcher.plan_launch("mpirun", request(where, what))
+    shown = Direct().preview(job(where, what), where, plan)
+    assert [title for title, _ in shown.sections] == ["hostfile", "on launcher"]
+    assert shown.sections[0][1] == plan.files["hostfile"]
+    assert shown.document == {
+        "argv": plan.argv,
+        "node_env": plan.node_env,
+        "agents": {},
+        "files": plan.files,
+        "placement": {"worker-1": [0], "worker-2": [1]},
+    }
 
 
 def test_what_is_said_without_a_snapshot_may_have_braces() -> None:
