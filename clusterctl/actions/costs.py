@@ -80,7 +80,7 @@ def report_failure(cluster: Cluster, report: Reporter, what: str) -> Iterator[No
 
 
 # -------------------------------------------------------------------------------------------------
-# Workers that have ended because nobody used them (clusterctl/agent/idle.py), as AWS and the
+# Machines that have ended because nobody used them (clusterctl/agent/idle.py), as AWS and the
 # launcher report them. The nodes decide that on their own, so the record does not have it.
 
 
@@ -91,7 +91,7 @@ SHUTDOWN = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """`gone`: workers without a machine. `lines`: what the user should know about them."""
+    """`gone`: nodes without a machine. `lines`: what the user should know about them."""
 
     gone: tuple[str, ...]
     charges: tuple[Charge, ...]
@@ -99,7 +99,7 @@ class Looked:
 
 
 def may_have_ended(store: Store, cluster: Cluster, now: float) -> bool:
-    """Whether workers may have ended since they were last used, judging by the record."""
+    """Whether machines may have ended since they were last used, judging by the record."""
     limit = cluster.spec.cloud.idle
     over = cluster.deadline is not None and cluster.deadline <= now
     if not limit or not cluster.charges or cluster.phase is not Phase.READY or over:
@@ -110,12 +110,12 @@ def may_have_ended(store: Store, cluster: Cluster, now: float) -> bool:
 
 
 def look(store: Store, cluster: Cluster, now: float) -> Looked:
-    """Asks AWS which workers exist, and the launcher why others are gone. Raises ClusterctlError if
+    """Asks AWS which nodes exist, and the launcher why others are gone. Raises ClusterctlError if
     AWS does not answer."""
     folder = store.locate_folder(cluster.name)
     looks = providers.look(cluster, folder, now)
     there = ledger.list_living(looks)
-    gone = tuple(node.name for node in cluster.workers if node.name not in there)
+    gone = tuple(node.name for node in cluster.nodes if node.name not in there)
     from clusterctl.machines import bootstrap  # few clusters have workers that end unused
 
     said = bootstrap.AgentReport({}, {})
@@ -130,20 +130,46 @@ def look(store: Store, cluster: Cluster, now: float) -> Looked:
     looks = ledger.add_ends(folder, looks, cluster, ends, now)
     cluster = replace(cluster, charges=ledger.settle(cluster, looks))
     kept = [name for name in said.kept if name not in gone]
-    lines = (*_describe_ends(cluster, gone, ended, kept), *describe_doubts(cluster, now))
-    return Looked(gone, cluster.charges, lines)
+    if there:
+        told = tuple(_describe_ends(cluster, gone, ended, kept, said.holds))
+    else:
+        provider = providers.load_provider(cluster.spec.provider)
+        why = provider.describe(cluster, folder)[cluster.launcher.name]
+        told = (_describe_end_of_all(cluster, why),)
+    return Looked(gone, cluster.charges, (*told, *describe_doubts(cluster, now)))
+
+
+def _describe_end_of_all(cluster: Cluster, why: str) -> str:
+    """`why`: what became of the launcher."""
+    hours, name = format_span(cluster.spec.cloud.idle or 0.0), cluster.name
+    goes_on = any(item.until is None for item in cluster.charges)
+    rest = f"its NAT gateway costs {describe_rate(cluster.charges, 4)}; " if goes_on else ""
+    return (
+        f"all machines of cluster {name} have ended, as unused ones do after {hours} (launcher:"
+        f" {why}); {rest}{suggest_up(cluster)}, `clusterctl down {name}` removes what is left"
+    )
 
 
 def _describe_ends(
-    cluster: Cluster, gone: Sequence[str], ended: Mapping[str, float], kept: Sequence[str]
+    cluster: Cluster,
+    gone: Sequence[str],
+    ended: Mapping[str, float],
+    kept: Sequence[str],
+    holds: Sequence[str],
 ) -> Iterator[str]:
     hours = format_span(cluster.spec.cloud.idle or 0.0)
     rest = f"what still runs costs {describe_rate(cluster.charges, 4)}; {suggest_up(cluster)}"
     if unused := [name for name in gone if name in ended]:
         when = format_time(max(ended[name] for name in unused))
+        stays = ""
+        if holds:
+            files = ", ".join("shared folder" if n == "shared" else f"job {n}" for n in holds)
+            until = f"until {format_time(cluster.deadline)}" if cluster.deadline else "on"
+            stays = f", and runs {until} because of unfetched files ({files})"
+            stays += f": `clusterctl fetch {holds[0]}`" * (holds[0] != "shared")
         yield (
             f"{shorten(unused)} ended after {hours} idle at {when}; the launcher has copies of all"
-            f" logs and outputs; {rest}"
+            f" logs and outputs{stays}; {rest}"
         )
     if others := [name for name in gone if name not in ended]:
         are = "is" if len(others) == 1 else "are"
@@ -163,14 +189,14 @@ def suggest_up(cluster: Cluster) -> str:
 def settle(
     store: Store, cluster: Cluster, report: Reporter, now: Callable[[], float] = time.time
 ) -> Cluster:
-    """The record, updated with the ends of unused workers, which are reported. It is saved, so the
+    """The record, updated with the ends of unused machines, which are reported. It is saved, so the
     caller has to hold the lock of the cluster."""
     if not may_have_ended(store, cluster, now()):
         return cluster
     try:
         found = look(store, cluster, now())
     except ClusterctlError as error:
-        report(f"it is unknown whether unused workers have ended: {describe_reason(error)}")
+        report(f"it is unknown whether unused machines have ended: {describe_reason(error)}")
         return cluster
     for line in found.lines:
         report(line)

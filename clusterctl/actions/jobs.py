@@ -27,10 +27,11 @@ from clusterctl.errors import (
     NodeUnreachable,
     RecordError,
     UsageError,
+    describe_reason,
 )
 from clusterctl.jobs import control, records
 from clusterctl.jobs import fetch as jobs_fetch
-from clusterctl.jobs.follow import Follower, Interrupts, find_saved
+from clusterctl.jobs.follow import Follower, Interrupts, find_saved, note_fetched
 from clusterctl.jobs.records import Piece
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
 from clusterctl.machines import providers
@@ -332,7 +333,67 @@ def fetch_from(at: Connected, job: Job, target: Path | None = None) -> Fetched:
     if job.state.ended and not brought.kept and not missing and not failed:
         job = replace(job, fetched=True)
     store.save_job(job)
+    if job.fetched and asks and cluster.spec.cloud.idle:
+        # Without a reason to stay, the launcher ends unused.
+        save_logs(at, [job])
+        if records.is_complete(store.locate_job_folder(job.id)):
+            note_fetched(job, cluster, pool, "all")
     return Fetched(job.id, folder, brought, missing, failed)
+
+
+def list_numbers(jobs: Sequence[Job]) -> str:
+    return ", ".join(str(job.id) for job in jobs)
+
+
+# -------------------------------------------------------------------------------------------------
+# Brings the rest of jobs' output here before their machines go.
+
+
+SAVE_LIMIT = 60.0
+"""Seconds for saving logs."""
+SLICE = 2.0
+"""Seconds that the log of a job gets at least, before it is the next one's turn."""
+
+
+def save_logs(at: Connected, jobs: Sequence[Job], limit: float = SAVE_LIMIT) -> None:
+    """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
+    for all of them; what is not saved is named. Of nodes that are away, the launcher's copies
+    count."""
+    deadline = Deadline(limit)
+    late = [job for job in jobs if not records.is_complete(at.store.locate_job_folder(job.id))]
+    # In turns: a log that takes all the time must not cost the others theirs.
+    while late and not deadline.passed:
+        turn, late = late, []
+        for index, job in enumerate(turn):
+            share = max(SLICE, deadline.left / (len(turn) - index))
+            gone = set(at.away) - find_saved(job, at.cluster, at.pool)
+            rest = replace(at, cluster=at.cluster.drop_nodes(gone))
+            if not _save_log(rest, job, min(share, deadline.left)):
+                late.append(job)
+    if late:
+        at.report(
+            f"the logs of job {list_numbers(late)} are incomplete: {limit:.0f} s were not enough"
+        )
+
+
+def _save_log(at: Connected, job: Job, limit: float) -> bool:
+    """Whether more time would bring no more of it."""
+    folder, launcher = at.store.locate_job_folder(job.id), at.cluster.launcher.name
+    try:
+        with (
+            Interrupts() as interrupts,
+            Follower(
+                at.store.read_job(job.id), at.cluster, at.pool, folder, interrupts
+            ) as follower,
+        ):
+            for _ in follower.read_batches(until_ended=False, replay=False, limit=limit):
+                pass
+            if launcher in follower.lost:
+                at.report(f"the logs of job {job.id} may be incomplete: {launcher} does not answer")
+            return not follower.cut_short
+    except (ClusterctlError, OSError) as error:
+        at.report(f"the logs of job {job.id} could not be saved: {describe_reason(error)}")
+        return True
 
 
 describe_survivors = control.describe_survivors

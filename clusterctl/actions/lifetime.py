@@ -17,8 +17,9 @@ from clusterctl.actions.common import (
     require_ready,
 )
 from clusterctl.actions.costs import report_failure
+from clusterctl.actions.jobs import list_numbers, save_logs
 from clusterctl.core.job import Job
-from clusterctl.core.model import Cluster, Consent, Phase, Reporter, shorten
+from clusterctl.core.model import NETWORK_PARTS, Cluster, Consent, Phase, Reporter, shorten
 from clusterctl.core.text import format_time
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines import charges, providers
@@ -172,7 +173,11 @@ def _require_whole(cluster: Cluster, folder: Path, now: float) -> None:
     if not cluster.nodes:
         raise UsageError(f"cluster {name} has no nodes yet", hint=first)
     over = cluster.deadline is not None and cluster.deadline <= now
-    if not cluster.charges or (cluster.phase is Phase.READY and not over):
+    if not cluster.charges:
+        return
+    if cluster.phase is Phase.READY and not over:
+        going = [item for item in cluster.charges if item.until is None]
+        require_machines(cluster, [i.node for i in going if i.part not in NETWORK_PARTS])
         return
     there = providers.list_living(cluster, folder, now)
     require_machines(cluster, there)
@@ -217,13 +222,13 @@ def stop(
                 require_machines(cluster, providers.list_living(cluster, folder, clock()))
             cluster = costs.settle(store, cluster, report)
             open_jobs = store.list_open_jobs(cluster)
-            numbers = outputs.list_numbers(open_jobs)
+            numbers = list_numbers(open_jobs)
             if open_jobs and not ask(f"job {numbers} is still running; end it?"):
                 return None
             ended = outputs.end_jobs(store, cluster, report)
             with open_pool(store, cluster) as pool:
                 at = Connected(store, cluster, pool, report)
-                outputs.save_logs(at, store.list_cluster_jobs(cluster))
+                save_logs(at, store.list_cluster_jobs(cluster))
             cluster = replace(cluster, stopping=True)
             store.save(cluster)  # killed from here on, `status` has to ask
         try:

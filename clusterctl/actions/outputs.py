@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clusterctl.actions import shared_folder
 from clusterctl.actions.common import Connected, Unfetched, connect_all
 from clusterctl.actions.costs import report_price
-from clusterctl.actions.jobs import Fetched, fetch_from, refresh_records
+from clusterctl.actions.jobs import (
+    SAVE_LIMIT,
+    Fetched,
+    fetch_from,
+    list_numbers,
+    refresh_records,
+    save_logs,
+)
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import GRACE, Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, Role
 from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import ClusterctlError, UsageError, describe_reason
 from clusterctl.jobs import control, fetch
-from clusterctl.jobs.follow import Follower, Interrupts, find_saved
-from clusterctl.jobs.records import is_complete
 from clusterctl.state.store import Store
 
 NAMED = 5
@@ -151,61 +155,6 @@ def bring(at: Connected, jobs: Sequence[Job], unfetched: Unfetched) -> list[Fetc
     return whole
 
 
-def list_numbers(jobs: Sequence[Job]) -> str:
-    return ", ".join(str(job.id) for job in jobs)
-
-
-# -------------------------------------------------------------------------------------------------
-# Brings the rest of jobs' output here before their machines go.
-
-
-SAVE_LIMIT = 60.0
-"""Seconds for saving logs."""
-SLICE = 2.0
-"""Seconds that the log of a job gets at least, before it is the next one's turn."""
-
-
-def save_logs(at: Connected, jobs: Sequence[Job], limit: float = SAVE_LIMIT) -> None:
-    """Brings the rest of these jobs' output into the state home, as far as `limit` seconds allow
-    for all of them; what is not saved is named. Of nodes that are away, the launcher's copies
-    count."""
-    deadline = Deadline(limit)
-    late = [job for job in jobs if not is_complete(at.store.locate_job_folder(job.id))]
-    # In turns: a log that takes all the time must not cost the others theirs.
-    while late and not deadline.passed:
-        turn, late = late, []
-        for index, job in enumerate(turn):
-            share = max(SLICE, deadline.left / (len(turn) - index))
-            gone = set(at.away) - find_saved(job, at.cluster, at.pool)
-            rest = replace(at, cluster=at.cluster.drop_nodes(gone))
-            if not _save_log(rest, job, min(share, deadline.left)):
-                late.append(job)
-    if late:
-        at.report(
-            f"the logs of job {list_numbers(late)} are incomplete: {limit:.0f} s were not enough"
-        )
-
-
-def _save_log(at: Connected, job: Job, limit: float) -> bool:
-    """Whether more time would bring no more of it."""
-    folder, launcher = at.store.locate_job_folder(job.id), at.cluster.launcher.name
-    try:
-        with (
-            Interrupts() as interrupts,
-            Follower(
-                at.store.read_job(job.id), at.cluster, at.pool, folder, interrupts
-            ) as follower,
-        ):
-            for _ in follower.read_batches(until_ended=False, replay=False, limit=limit):
-                pass
-            if launcher in follower.lost:
-                at.report(f"the logs of job {job.id} may be incomplete: {launcher} does not answer")
-            return not follower.cut_short
-    except (ClusterctlError, OSError) as error:
-        at.report(f"the logs of job {job.id} could not be saved: {describe_reason(error)}")
-        return True
-
-
 # -------------------------------------------------------------------------------------------------
 # What is kept before machines go: jobs are ended, logs saved, outputs fetched or given up.
 
@@ -247,6 +196,10 @@ def save(
             f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
         )
         return {} if _agree(cluster, unfetched, unseen, report) else None
+    if living is not None and not living:
+        if any(not (job.purpose or job.fetched) for job in jobs):
+            report("its machines have ended: files that were not fetched are lost")
+        return {}
     with connect_all(store, cluster, report) as at:
         for name, why in at.away.items():
             report(f"files on {name} cannot be saved: {why}")

@@ -72,7 +72,7 @@ def confirm_removal(
         _ask(old, names, consent)
         return
     from clusterctl.actions import outputs  # most plans remove nothing
-    from clusterctl.actions.jobs import refresh_records
+    from clusterctl.actions.jobs import refresh_records, save_logs
 
     used = [name for name in names if any(name == p.node for job in jobs for p in job.placement)]
     with open_pool(store, old) as pool:
@@ -96,7 +96,7 @@ def confirm_removal(
         for line in outputs.describe_loss(*outputs.find_unfetched(leaving, jobs, look)):
             report(line)
         _ask(old, names, consent)
-        outputs.save_logs(at, jobs)
+        save_logs(at, jobs)
 
 
 def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:

@@ -1,11 +1,15 @@
-"""Ends the workers of an unused cluster. Every node measures how long it has been idle. When that
+"""Ends the machines of an unused cluster. Every node measures how long it has been idle. When that
 is the limit on all nodes, the launcher copies the logs and outputs of all jobs to its disk, and
-ends the workers.
+ends the workers. Then it ends, too, unless it has files that nobody has fetched.
 
 In the folder `idle` of the node's root: `seen` has UP LAST, the times of the last look and of the
 last use, in seconds since boot. `end` requests a worker to end; it does so if its own measurement
-says idle, too. On the launcher, by its clock: `report` with lines `ended NODE TIME` and `kept NODE
-TIME`, and `told` with NODE TIME of workers that were just requested to end.
+says idle, too. On the launcher, by its clock: `report` with lines `ended NODE TIME`, `kept NODE
+TIME` and `holds JOB TIME` (or `shared`: the shared folder), and `told` with NODE TIME of workers
+that were just requested to end.
+
+A client notes in `fetched` of a job's folder there what it has (`logs`, or `all`), and after how
+many starts of the job: one that was continued has more to fetch.
 """
 
 import contextlib
@@ -19,7 +23,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
-from . import messages, processes
+from . import messages, outputs, processes
 
 SETTINGS = "settings.json"
 """In that folder: IdleSettings."""
@@ -45,12 +49,13 @@ RESERVED = range(60000, 65536)
 
 class IdleSettings(NamedTuple):
     """`limit`: seconds; `containers`: how many of ours run here; `end`: sh that ends the machine;
-    `workers`: the root of each, of a launcher."""
+    `workers`: the root of each, of a launcher; `shared`: its shared folder, or ""."""
 
     limit: float
     containers: int
     end: str
     workers: Dict[str, str]
+    shared: str
 
 
 class IdleWatch:
@@ -64,17 +69,23 @@ class IdleWatch:
         self._last: Optional[int] = None
         self._changed = 0
         self._up = self._next = 0
-        self._told: Dict[str, float] = {}
+        told = processes.read_text(self._locate("told")).splitlines()
+        self._told = {name: float(when) for name, when in map(str.split, told)}
 
     def look(self, settings: IdleSettings) -> None:
         idle = self._measure(settings.containers)
         if settings.workers:
-            if idle >= settings.limit and self._up >= self._next:
+            if idle < settings.limit:
+                self._next = 0
+            elif self._up >= self._next:
                 self._lead(settings)
         elif os.path.exists(self._locate("end")):
             os.unlink(self._locate("end"))
             if idle >= settings.limit:
-                subprocess.call(["/bin/sh", "-c", settings.end], stdin=subprocess.DEVNULL)
+                self._end(settings)
+
+    def _end(self, settings: IdleSettings) -> None:
+        subprocess.call(["/bin/sh", "-c", settings.end], stdin=subprocess.DEVNULL)
 
     def _locate(self, name: str) -> str:
         return os.path.join(self._folder, name)
@@ -123,7 +134,9 @@ class IdleWatch:
         report = self._conclude(answers)
         silent = [name for name, idle in answers.items() if idle is None]
         if len(silent) == len(answers):
-            self._next = self._up + LATER  # nobody is left to end
+            self._next = self._up + LATER  # no worker is left to end
+            if answers.keys() == report["ended"].keys():
+                self._finish(settings, report)
         used = any(idle < settings.limit for idle in answers.values() if idle is not None)
         ready = sorted(answers.keys() - silent - self._told.keys())
         if used or not ready:
@@ -139,6 +152,19 @@ class IdleWatch:
             self._told[name] = self._clock()
             self._write(report)
             self._run(name, f": >{shlex.quote(settings.workers[name])}/idle/end")
+
+    def _finish(self, settings: IdleSettings, report: Dict[str, Dict[str, float]]) -> None:
+        """Ends the launcher as well, unless it has what nobody has fetched. A worker that is lost
+        keeps it: that one may come back, and is reached through it."""
+        states = glob.glob(os.path.join(glob.escape(self._root), "jobs", "[0-9]*", "state"))
+        holds = [job for job in map(os.path.dirname, states) if not _is_fetched(job)]
+        names = sorted(map(os.path.basename, holds), key=int)
+        if settings.shared and any(files for _, _, files in os.walk(settings.shared)):
+            names.append("shared")
+        report["holds"] = dict.fromkeys(names, self._clock())
+        self._write(report)
+        if not names and self._measure(settings.containers) >= settings.limit:
+            self._end(settings)
 
     def _ask(self, name: str, root: str) -> Optional[int]:
         """For how many seconds that worker has been idle, by its own measurement; 0: nobody has
@@ -159,7 +185,7 @@ class IdleWatch:
     def _conclude(self, answers: Dict[str, Optional[int]]) -> Dict[str, Dict[str, float]]:
         """Workers that were requested to end, and no longer answer, have ended. Those that still
         answer are about to end, or have found that they are in use. What is reported then."""
-        report: Dict[str, Dict[str, float]] = {"ended": {}, "kept": {}}
+        report: Dict[str, Dict[str, float]] = {"ended": {}, "kept": {}, "holds": {}}
         for line in processes.read_text(self._locate("report")).splitlines():
             word, name, when = line.split()
             report[word][name] = float(when)
@@ -196,14 +222,27 @@ class IdleWatch:
         return kept
 
 
+def _is_fetched(job: str) -> bool:
+    """Whether nothing of that job would be lost with the launcher. Raises OSError."""
+    state = processes.read_text(os.path.join(job, "state")).splitlines()
+    starts = sum(line.startswith("running") for line in state)
+    words = processes.read_text(os.path.join(job, "fetched")).split()
+    if words == ["all", str(starts)]:
+        return True
+    if words != ["logs", str(starts)]:
+        return False
+    copies = glob.glob(os.path.join(glob.escape(job), "mirror", "*"))
+    own = outputs.list_outputs(job) if os.path.exists(os.path.join(job, outputs.STAGED)) else []
+    return not own and not any(any(outputs.walk(place)) for place in copies)
+
+
 def watch(root: str) -> None:
     """For ever."""
     found = IdleWatch(root)
     folder = os.path.join(root, "idle")
     with open(os.path.join(folder, SETTINGS)) as file:
         settings = messages.read(IdleSettings, json.load(file))
-    for name in ("end", "told"):
-        processes.remove(os.path.join(folder, name))
+    processes.remove(os.path.join(folder, "end"))
     while True:
         with contextlib.suppress(OSError, ValueError, LookupError):  # the next look may do better
             found.look(settings)

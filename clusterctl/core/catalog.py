@@ -269,4 +269,4 @@ def find_quota(instance_type: str) -> Quota | None:
 DEFAULT_TTL = 8 * 3600.0
 """Seconds after which a cluster on EC2 ends, without --ttl."""
 DEFAULT_IDLE = 3600.0
-"""Seconds after which unused workers on EC2 end, without --idle."""
+"""Seconds after which unused machines on EC2 end, without --idle."""

@@ -325,7 +325,7 @@ class CloudSpec:
     max_hourly: float = 0.0
     """US dollars per hour that it may cost at most; 0: any."""
     idle: float | None = None
-    """Seconds without use after which the workers end; 0: never."""
+    """Seconds without use after which the machines end; 0: never."""
     boot_timeout: float = 600.0
     """Seconds that a machine may take to answer over SSH."""
 

@@ -625,6 +625,18 @@ def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
     return frozenset(line.partition("/")[0] for line in result.text.splitlines())
 
 
+def note_fetched(job: Job, cluster: Cluster, pool: Pool, what: str) -> None:
+    """Tells a launcher that ends unused what is here of a job that has ended: its `logs`, or `all`
+    (see clusterctl/agent/idle.py). If it does not hear that, it runs until the deadline."""
+    if not cluster.spec.cloud.idle:
+        return
+    launcher = cluster.launcher
+    note = f"echo {what} $(grep -c ^running state) >fetched.new && mv fetched.new fetched"
+    command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id} && {note}"
+    with suppress(ClusterctlError):
+        pool.find_transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
+
+
 # -------------------------------------------------------------------------------------------------
 # When a follower asks whether anybody still looks after its job.
 
@@ -761,6 +773,8 @@ class Follower:
             return
         if complete and self._keep and not self.lost:
             (self._folder / ".complete").touch()
+            what = "all" if self.job.fetched else "logs"
+            note_fetched(self.job, self._cluster, self._pool, what)
 
     def _wait_for_end(self) -> Iterator[list[Piece]]:
         """Asks all nodes again and again until the job has ended."""

@@ -214,7 +214,7 @@ def read_bootstrap(node: Node, result: NodeResult) -> Node:
 
 
 # -------------------------------------------------------------------------------------------------
-# The agent that ends unused workers, and what it reports.
+# The agent that ends unused machines, and what it reports.
 
 
 NOTICED = 60.0
@@ -227,11 +227,12 @@ END = "sudo -n sh -c 'shutdown -P now || poweroff -f'"
 class AgentReport:
     """By node: when it ended, or when it was kept because its files could not be copied to the
     launcher; in seconds since the epoch, by the launcher's clock. `now` is what that showed when it
-    was asked."""
+    was asked. `holds`: the jobs, and perhaps `shared`, whose files keep the launcher."""
 
     ended: dict[str, float]
     kept: dict[str, float]
     now: float = 0.0
+    holds: tuple[str, ...] = ()
 
     def compute_ends(self, now: float) -> dict[str, float]:
         """`ended` by a clock that shows `now`, where the launcher's is wrong."""
@@ -245,13 +246,19 @@ def locate_folder(node: Node) -> str:
 
 
 def build_values(
-    node: Node, nodes: Sequence[Node], limit: float, containers: int
+    node: Node, nodes: Sequence[Node], limit: float, containers: int, shared: str
 ) -> dict[str, object]:
     """Of the step that starts the agent (clusterctl/agent/idle.py), or with `limit` 0 stops it.
     `limit`: seconds; `containers`: how many containers of ours run on each machine."""
     leads = node.role is Role.LAUNCHER
     workers = {o.name: o.root for o in nodes if leads and o.role is Role.WORKER}
-    settings = {"limit": limit, "containers": containers, "end": END, "workers": workers}
+    settings = {
+        "limit": limit,
+        "containers": containers,
+        "end": END,
+        "workers": workers,
+        "shared": shared if leads else "",
+    }
     text = json.dumps(settings)
     return {
         "limit": limit,
@@ -273,13 +280,14 @@ def render_question(node: Node) -> str:
 
 
 def parse_idle_agent(text: str) -> AgentReport:
-    found: dict[str, dict[str, float]] = {"ended": {}, "kept": {}, "now": {}}
+    found: dict[str, dict[str, float]] = {"ended": {}, "kept": {}, "now": {}, "holds": {}}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         name, _, when = rest.partition(" ")
         if word in found and when.isdecimal():
             found[word][name] = float(when)
-    return AgentReport(found["ended"], found["kept"], max(found["now"].values(), default=0.0))
+    now = max(found["now"].values(), default=0.0)
+    return AgentReport(found["ended"], found["kept"], now, tuple(found["holds"]))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -415,8 +423,8 @@ def list_steps(
         "node": node,
         "boot_limit": BOOT_LIMIT,
         "unit": deadline_unit,
-        "unused_workers": "end" if idle else "do not end",
-        "idle": build_values(node, nodes, idle, int(bool(inside))),
+        "unused": "end" if idle else "do not end",
+        "idle": build_values(node, nodes, idle, int(bool(inside)), shared),
         "block": render_hosts(nodes),
         "rule": render_rule(node.root),
         "folder": shared,

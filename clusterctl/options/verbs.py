@@ -150,7 +150,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "--budget", EC2, "Shut down before it costs more than this", "USD", check=budget
     )
     idle = Option[float | None](
-        *("--idle", EC2, "End workers that are unused for this long (default: 1h)", "TIME|off"),
+        *("--idle", EC2, "End machines that are unused for this long (default: 1h)", "TIME|off"),
         empty=None,
         check=idle_time,
     )

@@ -71,29 +71,39 @@ def test_two_clusters_side_by_side(world: World) -> None:
 
 
 def end_unused(world: World) -> None:
-    """A short job, whose supervisor copies nothing; then nobody does anything for a minute."""
+    """A short job, whose files are fetched; then nobody does anything for a minute, and no machine
+    is left. What was fetched is here, and nothing waits for machines that are gone."""
     program = world.program("program.sh", "#!/bin/sh\necho seen; hostname >made.txt\n")
     folder = Path(program).parent
     job = str(world.ok("run", "--detach", "--json", program).document()["id"])
-    world.wait_for_unused(150)
-    refused = world.run("run", program)
-    assert (refused.code, "clusterctl up default" in refused.err) == (7, True), refused.err
-    names = {node["name"] for node in world.record()["nodes"] if node["role"] == "worker"}
-    assert world.ok("logs", job).out.count("seen") == len(names)
+    names = sorted(node["name"] for node in world.record()["nodes"] if node["role"] == "worker")
+
+    def seen() -> bool:
+        return world.ok("logs", job).out.count("seen") == len(names)
+
+    world.wait(seen, 60, "the end of the job")
     world.ok("fetch", job, "--to", str(folder / "got"))
     made = sorted(str(path.parent.name) for path in folder.glob("got/*/made.txt"))
-    assert made == sorted(names)
+    assert made == names
+    world.wait(lambda: not world.ec2.machines, 150, "machines that end unused")
+    status = world.ok("status", "--json").document()
+    assert status["dollars_per_hour"] == 0
+    why = "all machines of cluster default have ended, as unused ones do after 1 min (launcher: "
+    assert why in status["warnings"][0]
+    assert "it shut itself down" in status["warnings"][0]
+    refused = world.run("run", program, timeout=60)
+    assert (refused.code, "clusterctl up default" in refused.err) == (7, True), refused.err
+    assert seen()
 
 
 @pytest.mark.timeout(700)
 def test_spot_workers_save_on_notice_and_all_end_at_the_deadline(world: World) -> None:
     """The client is long gone when the deadline comes, and the agent of a worker, too. Before that,
-    workers that nobody uses end with all their files saved, and come again."""
+    machines that nobody uses end, and come again."""
     world.late = receipts.SHUTDOWN
     world.ok("up", "--cpu", "t3.xlarge", "--spot", "--ttl", "1h", "--idle", "1m", *HOST)
     end_unused(world)
-    again = world.ok("up", "--idle", "off", *HOST)
-    assert "unused workers do not end" in again.err
+    world.ok("up", "--idle", "off", *HOST)
     api = world.ec2.client("ec2")
     answer = api.describe_instances()
     kinds = {

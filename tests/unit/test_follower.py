@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.actions.common import Connected, open_store
-from clusterctl.actions.outputs import save_logs
+from clusterctl.actions.jobs import save_logs
 from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
 from clusterctl.jobs.follow import Follower, Interrupts

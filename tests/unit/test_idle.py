@@ -1,4 +1,4 @@
-"""Workers that nobody uses: when they may end, what is saved before, and what a person is told."""
+"""Machines that nobody uses: when they may end, what is saved before, and what a person is told."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ from typing import Any
 import pytest
 
 from clusterctl.actions.common import Connected
-from clusterctl.actions.jobs import Fetched, fetch_from
-from clusterctl.actions.outputs import find_unfetched, save_logs
+from clusterctl.actions.jobs import Fetched, fetch_from, save_logs
+from clusterctl.actions.outputs import find_unfetched
 from clusterctl.agent import messages
 from clusterctl.agent.idle import SETTINGS, IdleSettings, IdleWatch
 from clusterctl.batch import direct
 from clusterctl.core.clock import Deadline
-from clusterctl.core.model import Charge, CloudSpec, Cluster, Node, Phase, Reporter, Role, Thing
+from clusterctl.core.model import (
+    GATEWAY,
+    Charge,
+    CloudSpec,
+    Cluster,
+    Node,
+    Phase,
+    Reporter,
+    Role,
+    Thing,
+)
 from clusterctl.core.text import format_time
 from clusterctl.errors import ProviderError
 from clusterctl.jobs.records import is_complete, read_stored
@@ -42,12 +52,18 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder, self.root, self.proc = folder, folder / "root", folder / "proc"
         self.behind = 0.0
-        self.watch = IdleWatch(str(self.root), str(self.proc), lambda: time.time() - self.behind)
+        self.shared = folder / "shared"
+        self.shared.mkdir()
+        self.restart()
         (self.root / "jobs").mkdir(parents=True)
         (self.root / "idle").mkdir()
         (self.root / "bin").mkdir()
         self.proc.mkdir()
         self.says("exit 255")
+
+    def restart(self) -> None:
+        """The agent, as after a kill."""
+        self.watch = IdleWatch(str(self.root), str(self.proc), lambda: time.time() - self.behind)
 
     def says(self, script: str) -> None:
         """What an SSH session to a worker does: $1 is its name, $2 the command line."""
@@ -79,7 +95,8 @@ class Machine:
         """Looks once, so many seconds after boot; returns for how long nobody has used it."""
         (self.proc / "uptime").write_text(f"{up} 1.0\n")
         roots = {worker.name: worker.root for worker in workers}
-        self.watch.look(IdleSettings(LIMIT, containers, f"touch {self.folder}/ended", roots))
+        end, shared = f"touch {self.folder}/ended", str(self.shared)
+        self.watch.look(IdleSettings(LIMIT, containers, end, roots, shared))
         now, last = (self.root / "idle" / "seen").read_text().split()
         return int(now) - int(last)
 
@@ -99,6 +116,7 @@ class Machine:
         job = self.root / "jobs" / "7"
         job.mkdir()
         (job / "plan.json").touch()
+        (job / "state").write_text("running 1700000000 1\nended 1700000000\n")
         if save:
             (job / "agent.sh").write_text(f"shift\n{save}")
         return job
@@ -107,6 +125,10 @@ class Machine:
     def report(self) -> bootstrap.AgentReport:
         path = self.root / "idle" / "report"
         return bootstrap.parse_idle_agent(path.read_text() if path.exists() else "")
+
+    @property
+    def ended(self) -> bool:
+        return (self.folder / "ended").exists()
 
     @property
     def told(self) -> list[str]:
@@ -139,10 +161,11 @@ WORKERS = (node("worker-1"), node("worker-2"))
 @pytest.mark.parametrize("role", [Role.LAUNCHER, Role.WORKER])
 def test_a_node_is_told_what_its_agent_reads(role: Role) -> None:
     made = node("one", role=role, root="/its root")
-    values = bootstrap.build_values(made, (made, *WORKERS), 3600.0, 1)
+    values = bootstrap.build_values(made, (made, *WORKERS), 3600.0, 1, "/shared")
     settings = messages.read(IdleSettings, json.loads(str(values["settings"])))
     others = {worker.name: worker.root for worker in WORKERS} if role is Role.LAUNCHER else {}
-    assert settings == IdleSettings(3600.0, 1, bootstrap.END, others)
+    shared = "/shared" if role is Role.LAUNCHER else ""
+    assert settings == IdleSettings(3600.0, 1, bootstrap.END, others, shared)
     assert values["file"] == f"/its root/idle/{SETTINGS}"
 
 
@@ -270,6 +293,49 @@ def test_a_job_that_comes_while_files_are_copied_keeps_them(launcher: Machine) -
     assert launcher.told == []
 
 
+def end_workers(launcher: Machine) -> None:
+    """Both end, and the launcher sees that."""
+    launcher.idle("9000", "9000")
+    launcher.find_idle()
+    assert launcher.told == ["worker-1", "worker-2"]
+    launcher.restart()  # which forgets nothing
+    launcher.turn(1, WORKERS)
+    launcher.idle("")
+    launcher.turn(1 + LIMIT, WORKERS)
+
+
+@rows("fetched, output, holds", "idle.what_keeps_the_launcher")
+def test_the_launcher_ends_when_nothing_is_there_that_was_not_fetched(
+    launcher: Machine, fetched: str, output: str, holds: list[str]
+) -> None:
+    job = launcher.run_job("exit 0")
+    (launcher.root / "jobs" / "8").mkdir()  # one that never started
+    (job / "fetched").write_text(fetched)
+    (job / "mirror" / "worker-1").mkdir(parents=True)
+    (job / "mirror" / ".worker-1.json").touch()
+    if output:
+        (launcher.folder / output).touch()
+    end_workers(launcher)
+    assert (list(launcher.report.holds), launcher.ended) == (holds, not holds)
+    (job / "fetched").write_text("all 1\n")
+    for left in launcher.shared.iterdir():
+        left.unlink()
+    launcher.process(77, "sh")  # of whoever fetches
+    launcher.turn(300 + LIMIT, WORKERS)
+    launcher.end(77)
+    launcher.turn(290 + 2 * LIMIT, WORKERS)
+    assert launcher.ended == (not holds), "it was used a moment ago"
+    launcher.turn(300 + 2 * LIMIT, WORKERS)
+    assert launcher.ended
+
+
+def test_a_worker_that_is_lost_keeps_the_launcher(launcher: Machine) -> None:
+    """It may be there, with files, and is reached through the launcher alone."""
+    launcher.idle("", "")
+    launcher.find_idle(700)
+    assert not launcher.ended
+
+
 # --------------------------------------------------------------------------- what is saved before
 
 
@@ -342,9 +408,12 @@ def test_outputs_with_copies_on_the_launcher_count_once(site: Staged) -> None:
 def test_all_outputs_and_logs_are_on_the_launcher(site: Staged, tmp_path: Path) -> None:
     assert save(site, "worker-1", "worker-2") == []
     assert save(site, "worker-1", "worker-2") == [], "a second time changes nothing"
+    state = site.work("launcher").parent / "state"
+    state.write_text("running 1700000000 1\nended 1700000000\n")
     fetched = fetch(site, tmp_path / "got")
     assert (fetched.missing, fetched.failed) == ({}, ())
     assert site.store.read_job(7).fetched
+    assert (state.parent / "fetched").read_text() == "all 1\n", "the launcher may end"
     got = {output.place: output.size for output in fetched.brought.outputs}
     assert got == {"worker-1/small.txt": 7, "worker-2/deep/large 1.bin": direct.SMALL + 5}
     away = dict.fromkeys(("worker-1", "worker-2"), "")
@@ -400,6 +469,7 @@ class Cloud(NothingLeft, LocalProvider):
     ended: dict[str, float] = field(default_factory=dict)
     away: bool = False
     asked: int = 0
+    gateway: bool = False
     stopped: float | None = None
 
     def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
@@ -409,7 +479,11 @@ class Cloud(NothingLeft, LocalProvider):
         gone = [Thing(id=n, node=n, state="ended", until=end) for n, end in self.ended.items()]
         state = "off" if self.stopped else "on"
         there = [Thing(id=n, node=n, state=state, until=self.stopped) for n in self.living]
-        return [*there, *gone]
+        network = [Thing(id="nat", node="launcher", part=GATEWAY, state="on")]
+        return [*there, *gone, *network[: self.gateway]]
+
+    def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+        return dict.fromkeys((node.name for node in cluster.nodes), "it shut itself down")
 
     def find_deadline_trouble(self, cluster: Cluster, folder: Path) -> str:
         return ""
@@ -493,6 +567,36 @@ def test_a_worker_that_is_gone_for_another_reason(call: Call, old: Staged, cloud
     assert second.startswith("worker-2 kept running after 1 h idle: not all files could be copied")
 
 
+def test_what_keeps_the_launcher_is_said(call: Call, old: Staged) -> None:
+    report = Path(old.where.launcher.root) / "idle" / "report"
+    report.write_text(report.read_text() + "holds 7 1700000000\nholds shared 1700000000\n")
+    [line] = call("status", "--json").document["warnings"]
+    end = format_time(old.where.deadline or 0.0)
+    assert f"runs until {end} because of unfetched files (job 7, shared folder)" in line
+    assert "`clusterctl fetch 7`; what still runs costs $1.0000/h" in line
+
+
+def test_a_cluster_without_machines_is_no_riddle(call: Call, old: Staged, cloud: Cloud) -> None:
+    """Each command says so at once, with what goes on costing money; `down` asks no node."""
+    gateway = replace(old.where.charges[0], part=GATEWAY, item="NAT", hourly=0.045)
+    old.store.save(replace(old.where, charges=(*old.where.charges, gateway)))
+    ends = {name: time.time() - HOUR for name in ("launcher", "worker-1", "worker-2")}
+    cloud.living, cloud.ended, cloud.gateway = (), ends, True
+    status = call("status", "--json").document
+    assert status["dollars_per_hour"] == 0.045
+    [line] = status["warnings"]
+    assert "all machines of cluster lab have ended, as unused ones do after 1 h" in line
+    assert "its NAT gateway costs $0.0450/h; `clusterctl up lab` starts them again" in line
+    assert call("extend", "--ttl", "9h", "--yes").code == 2
+    close_all(old)
+    for words in (("cp", "worker-1:made.txt", "here.txt"), ("run", "hello.c")):
+        said = call(*words)
+        assert (said.code, "all machines of cluster lab have ended" in said.err) == (7, True)
+    gone = call("down", "--yes")
+    assert gone.code == 0, gone.err
+    assert "cannot be saved" not in gone.err
+
+
 def test_where_aws_does_not_answer_that_is_said(call: Call, old: Staged, cloud: Cloud) -> None:
     cloud.away = True
     status = call("status", "--json").document
@@ -531,14 +635,19 @@ def test_a_job_of_late_means_that_nothing_is_idle(
     assert cloud.asked == 0
 
 
-def test_who_connects_is_told_how_to_get_workers_back(call: Call, old: Staged) -> None:
+def close_all(old: Staged) -> None:
+    """Workers no longer answer, and so does the launcher where it is asked."""
     closed = {"address": "127.0.0.1", "ssh_port": 1, "job_port": 1}
     launcher, *workers = old.where.nodes
     nodes = (launcher, *(replace(node, **closed) for node in workers))  # type: ignore[arg-type]
-    old.store.save(replace(old.where, nodes=nodes))
+    old.store.save(replace(old.store.read_cluster("lab"), nodes=nodes))
     ssh = old.store.locate_folder("lab") / "ssh"
     ssh.mkdir(exist_ok=True)
     (ssh / "user").touch()
+
+
+def test_who_connects_is_told_how_to_get_workers_back(call: Call, old: Staged) -> None:
+    close_all(old)
     said = call("cp", "worker-1:made.txt", "here.txt")
     assert said.code == 7, "as with a stopped cluster"
     assert "worker-[1-2] ended after 1 h idle at" in said.err

@@ -194,10 +194,12 @@ def describe_plan(
             + "; the NAT gateway keeps costing money then" * found.nat
         )
     yield (
-        f"unused workers end after {format_span(cloud.idle)} without a job or a login; their logs"
-        " and outputs are copied to the launcher first (--idle off keeps them running)"
+        f"unused workers end after {format_span(cloud.idle)} without a job or a login; the launcher"
+        " keeps their logs and outputs, and ends when all are fetched (--idle off: none ends)"
+        + "; the NAT gateway costs money until `down` or the deadline"
+        * found.nat
         if cloud.idle
-        else "unused workers keep running until the deadline (--idle off)"
+        else "unused machines keep running until the deadline (--idle off)"
     )
     for name in sorted(stopped):
         yield f"{name} was stopped and is started again"
