@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from clusterctl import process
 from clusterctl.actions.access import start_ssh
 from clusterctl.actions.common import Connected, connect_or_report, open_pool, require_ready
 from clusterctl.actions.jobs import open_follower
@@ -495,8 +496,14 @@ def _make_absolute(cluster: Cluster, venv: str) -> str:
     return f"~/{venv}"
 
 
-def submit(at: Connected, prepared: Prepared, carry: jobs_submit.Carry | None = None) -> Job:
-    """Ships the job and starts it. A job that cannot be started is on record as failed."""
+def submit(
+    at: Connected,
+    prepared: Prepared,
+    carry: jobs_submit.Carry | None = None,
+    attend: Callable[[Job], Job] | None = None,
+) -> Job:
+    """Ships the job and starts it. A job that cannot be started is on record as failed. `attend`:
+    sees it through instead."""
     job, store = prepared.job, at.store
     if not job.stage:
         job = replace(job, stage=project_tree.write_archive(prepared.tree, store.home))
@@ -507,11 +514,15 @@ def submit(at: Connected, prepared: Prepared, carry: jobs_submit.Carry | None = 
     if job.spec.sync:
         fetch.claim(job, store.locate_job_folder(job.id))
     with store.mark_handing_in(job.id), StartSignals() as signals:
-        return _ship(at, replace(prepared, job=job), carry, signals)
+        return _ship(at, replace(prepared, job=job), carry, signals, attend)
 
 
 def _ship(
-    at: Connected, prepared: Prepared, carry: jobs_submit.Carry | None, signals: StartSignals
+    at: Connected,
+    prepared: Prepared,
+    carry: jobs_submit.Carry | None,
+    signals: StartSignals,
+    attend: Callable[[Job], Job] | None,
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store, pool, report = at.store, at.pool, at.report
@@ -550,6 +561,8 @@ def _ship(
         if job.spec.setup:
             outputs = store.locate_job_folder(job.id)
             jobs_submit.set_up(job, chosen, names, pool, outputs, report)
+        if attend:
+            return attend(job)
         with Interrupts():
             signals.start_waiting()
             starting = True
@@ -674,12 +687,33 @@ def make_copy_command(prepared: Prepared) -> str:
 # `run --interactive`: a shell or a command of a batch system that takes over the terminal.
 
 
+def open_terminal(at: Connected, prepared: Prepared, words: Sequence[str]) -> int:
+    """A shell, or `words`, in the folder of a job, on nodes that the batch system gives for it:
+    takes over this terminal, and returns its exit code. The files that it leaves are outputs."""
+
+    def attend(job: Job) -> Job:
+        argv, folder = plan_terminal(at.store, prepared, words)
+        at.report(f"job {job.id}: waiting for nodes")
+        started = time.time()
+        code = process.run_in_foreground(argv, cwd=folder)
+        control.forget(job, at.cluster, at.pool)
+        state = JobState.FAILED if code else JobState.SUCCEEDED
+        ended = replace(job, state=state, started=started, finished=time.time())
+        ended = replace(ended, program_exit_code=code)
+        at.store.save_job(ended)
+        return ended
+
+    return submit(at, prepared, attend=attend).program_exit_code or 0
+
+
 def plan_terminal(
-    store: Store, cluster: Cluster, spec: JobSpec, words: list[str]
+    store: Store, prepared: Prepared, words: Sequence[str]
 ) -> tuple[tuple[str, ...], Path]:
-    """A shell, or `words`, on nodes that the batch system gives for it: the command that takes
-    over this terminal, and the folder that it starts in. Nothing is staged and nothing recorded."""
-    argv = load_system(require_ready(cluster).system).interactive_argv(spec, cluster, words)
+    """The command that takes over this terminal, and the folder that it starts in."""
+    cluster, job = prepared.cluster, prepared.job
+    script = f"{jobs_submit.locate_folder(job, cluster, cluster.launcher.name)}/launch.sh"
+    words = ("/bin/sh", script, "terminal", *words)
+    argv = load_system(cluster.system).interactive_argv(job.spec, cluster, words)
     if cluster.launcher.here:
         return argv, Path.cwd()
     argv = (*start_ssh(cluster, cluster.launcher, "-t"), shlex.join(argv))

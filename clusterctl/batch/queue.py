@@ -271,6 +271,7 @@ class QueueSystem(BatchSystem):
             "directives": self._render_head(self.directives(job.spec, job.id)),
             "tag": f"{cluster.id}/{job.id};",
             "folder": folder,
+            "root": cluster.launcher.root,
         }
         files = {
             "job.sh": assets.render("batch/job.sh.j2", **common),

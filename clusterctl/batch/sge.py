@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -167,7 +168,10 @@ class Sge(QueueSystem):
         spec, _ = self.resolve(spec, cluster)
         ours = (*self.ours, "-j ", "-S ", "-cwd")
         lines = [line for line in self.directives(spec, 0) if not line.startswith(ours)]
-        return ("qrsh", "-now", "no", *(word for line in lines for word in line.split()), *words)
+        options = (word for line in lines for word in line.split())
+        terminal = ("-pty", "y") if os.isatty(0) else ()
+        # A shell of the job reads the words again.
+        return ("qrsh", "-now", "no", *terminal, *options, *map(shlex.quote, words))
 
 
 def _list_native(spec: JobSpec) -> list[str]:

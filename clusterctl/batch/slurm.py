@@ -202,8 +202,7 @@ class Slurm(QueueSystem):
         self, spec: JobSpec, cluster: Cluster, words: Sequence[str]
     ) -> tuple[str, ...]:
         spec, _ = self.resolve(spec, cluster)
-        command = tuple(words) or ("/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
-        return ("srun", "--pty", *self.list_options(spec), *command)
+        return ("salloc", *self.list_options(spec), *words)
 
 
 def read_signal(spec: JobSpec) -> tuple[str, int]:

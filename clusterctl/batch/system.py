@@ -174,11 +174,12 @@ class BatchSystem(ABC):
     def interactive_argv(
         self, spec: JobSpec, cluster: Cluster, words: Sequence[str]
     ) -> tuple[str, ...]:
-        """A terminal on nodes as `spec` asks for them: a shell, or `words`. UsageError where there
-        is none."""
+        """What gets nodes as `spec` asks for them, and runs `words`. UsageError where there are
+        none to get."""
         raise UsageError(
             f"cluster {cluster.name!r} has no batch system; --interactive needs one",
-            hint="`clusterctl ssh` opens a shell on one of its nodes",
+            hint="`clusterctl run mpirun -n 4 python train.py` runs that line on its nodes;"
+            " `clusterctl ssh` opens a shell on one of them",
         )
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import typer
 
-from clusterctl import process
 from clusterctl.actions import common, node_loss
 from clusterctl.actions import run as actions_run
+from clusterctl.actions.common import Connected
 from clusterctl.actions.run import LARGEST_INPUT, Prepared
 from clusterctl.cli.console import Console, make_plain
 from clusterctl.cli.output import (
@@ -36,7 +36,7 @@ from clusterctl.cli.output import (
     report_result,
     show_staging,
 )
-from clusterctl.core.job import Job, JobSpec, LaunchPlan, Program, ProgramKind
+from clusterctl.core.job import Job, JobSpec, LaunchPlan
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import read_variables
@@ -48,6 +48,8 @@ from clusterctl.project.tree import Stdin
 from clusterctl.state.store import Store
 
 FILE = 0
+SHELL = "sh"
+"""Stands for the user's own."""
 CHUNK = 1 << 20
 """Bytes that are read at a time."""
 
@@ -153,10 +155,11 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
     store, chosen = common.open_cluster(given.cluster)
     place = f"the provider of cluster {chosen.name!r} is {chosen.spec.provider}"
     given = given.apply_limits(_list_circumstances(given, chosen), console.note, place)
-    if given.interactive:
-        _open_terminal(given, console, store, chosen)
-        return
-    resolved = actions_run.resolve_run(given, stdin or read_input(given))
+    if given.interactive and not given.command:
+        given = Run({**given.values, "command": ("--", SHELL)}, given.typed, given.settings)
+    resolved = actions_run.resolve_run(
+        given, stdin or (None if given.interactive else read_input(given))
+    )
     spec, secrets = actions_run.make_spec(given, resolved.program)
     if given.once:
         _check_once(given, resolved)
@@ -169,6 +172,11 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
         )
         return replace(found, typed=console.arguments)
 
+    if given.interactive and resolved.program.source:
+        raise UsageError(
+            f"--interactive does not compile {resolved.program.source}",
+            hint="open a shell, and compile it there: mpicc or mpicxx",
+        )
     with ExitStack() as opened:
         pool = None
         if not (given.emit or given.dry_run):
@@ -181,6 +189,9 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             consent = (lambda question: True) if given.yes else console.consent
             actions_run.agree_to_size(store, prepared, consent)
             prepared = actions_run.claim_number(store, prepared, plan)
+            if given.interactive:
+                at = Connected(store, chosen, pool, console.report)
+                raise typer.Exit(actions_run.open_terminal(at, prepared, _list_words(prepared)))
             start = partial(actions_run.run, store, prepared, pool=pool)
             _start(console, store, prepared, given, start)
     if given.emit:
@@ -191,7 +202,11 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             )
         _emit(console, prepared, given.emit)
     elif given.dry_run:
-        _print_plan(console, prepared, given)
+        terminal: dict[str, Any] = {}
+        if given.interactive:
+            argv, folder = actions_run.plan_terminal(store, prepared, _list_words(prepared))
+            terminal = {"folder": str(folder), "argv": argv}
+        _print_plan(console, prepared, given, terminal)
 
 
 def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
@@ -222,22 +237,10 @@ def _check_once(given: Run, resolved: Resolved) -> None:
         )
 
 
-def _open_terminal(given: Run, console: Console, store: Store, chosen: Cluster) -> None:
-    """`--interactive`: exits with the command's code."""
-    from clusterctl.actions.run import plan_terminal  # not for a job
-
-    program = Program(kind=ProgramKind.BINARY, target="interactive")
-    spec, _ = actions_run.make_spec(given, program)
-    argv, folder = plan_terminal(store, chosen, spec, _drop_dashes(given.command))
-    if not given.dry_run:
-        raise typer.Exit(process.run_in_foreground(argv, cwd=folder))
-    console.result(f"cd {shlex.quote(str(folder))} && {shlex.join(argv)}")
-    console.document(dry_run=True, folder=str(folder), argv=argv)
-
-
-def _drop_dashes(words: tuple[str, ...]) -> list[str]:
-    """Without the `--` that says that a command follows."""
-    return list(words[words[:1] == ("--",) :])
+def _list_words(prepared: Prepared) -> tuple[str, ...]:
+    """What takes over the terminal; () for a shell."""
+    [words] = prepared.plan.programs.values()
+    return () if words == (SHELL,) else tuple(words)
 
 
 def _emit(console: Console, prepared: Prepared, kind: str) -> None:
@@ -364,7 +367,7 @@ def _describe_conditions(spec: JobSpec, detach: bool, stdin: Stdin | None) -> li
     return [text for holds, text in rows if holds]
 
 
-def _print_plan(console: Console, prepared: Any, given: Run) -> None:
+def _print_plan(console: Console, prepared: Any, given: Run, terminal: Mapping[str, Any]) -> None:
     job, plan = prepared.job, prepared.plan
     secrets = dict.fromkeys(prepared.secrets, "***")
     stage, stdin = prepared.tree.describe(), prepared.tree.stdin
@@ -375,6 +378,9 @@ def _print_plan(console: Console, prepared: Any, given: Run) -> None:
     placed = {place.node for place in job.placement}
     lines = [f"# {note}" for note in (*plan.notes, *plan.warnings, *conditions)]
     lines += [] if job.spec.in_place else [f"# stage: {stage}", ""]
+    if terminal:
+        line = f"cd {shlex.quote(terminal['folder'])} && {shlex.join(terminal['argv'])}"
+        lines += ["# takes over this terminal", line, ""]
     for title, text in preview.sections:
         lines += [f"# {title}", text]
     if plan.programs:
@@ -391,6 +397,7 @@ def _print_plan(console: Console, prepared: Any, given: Run) -> None:
         programs=plan.programs,
         reasons=[make_plain(reason) for reason in plan.reasons],
         **preview.document,
+        **terminal,
     )
 
 

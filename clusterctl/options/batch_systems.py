@@ -40,7 +40,7 @@ RANKS = Limit(
     "; ".join(_SLOTS.values()),
     never=frozenset(f"interactive {name}" for name in _SLOTS),
 )
-GROUP = Group(f"Batch systems ({_join_titles(ALL)})", (ONLY, kinds.STAGED))
+GROUP = Group(f"Batch systems ({_join_titles(ALL)})", (ONLY,))
 _ALL = Group(
     GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(BATCH_SYSTEMS) == 2 else 'any'}"
 )

@@ -376,10 +376,10 @@ class Run(Started, heading=JOBS, module="run"):
     program, or -- COMMAND. Options after it are its own."""
 
     examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
-    RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program", STAGED)
-    SWEEP, PACKAGES = Group("Ranks", SUPERVISED), Group("Program", SUPERVISED)
+    RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program")
+    SWEEP, PACKAGES = Group("Ranks", SUPERVISED), Group("Program", (kinds.SUPERVISED,))
     JOB = Group("Job", SUPERVISED)
-    MORE_PROGRAM = Group("Program", STAGED, lead=SELDOM)
+    MORE_PROGRAM = Group("Program", lead=SELDOM)
     MORE_JOB = Group("Job", lead=SELDOM)
 
     ranks = number(
@@ -444,11 +444,11 @@ class Run(Started, heading=JOBS, module="run"):
     )
     extra = texts(
         *("--extra", MORE_PROGRAM, "Also packages of this extra; repeatable", "NAME"),
-        limits=SUPERVISED,
+        limits=(kinds.SUPERVISED,),
     )
     group = texts(
         *("--group", MORE_PROGRAM, "Also packages of this dependency group; repeatable", "NAME"),
-        limits=SUPERVISED,
+        limits=(kinds.SUPERVISED,),
     )
     stdin = flag(
         *("--stdin", MORE_PROGRAM, "Pass a pipe to rank 0; <FILE needs no option"),
@@ -502,7 +502,7 @@ class Run(Started, heading=JOBS, module="run"):
         settable=False,
     )
     interactive = flag(
-        *("--interactive", batch_systems.GROUP, "Open a shell, or run SCRIPT, on nodes"),
+        *("--interactive", batch_systems.GROUP, "Open a shell, or run SCRIPT, in this terminal"),
         limits=batch_systems.TERMINAL,
         settable=False,
     )
@@ -513,7 +513,10 @@ class Run(Started, heading=JOBS, module="run"):
     )
     modules = texts("--module", batch_systems.GROUP, "Environment module; repeatable", "NAME")
     venv = text("--venv", batch_systems.GROUP, "Virtual environment on the nodes", "DIR")
-    container = text("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE")
+    container = text(
+        *("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE"),
+        limits=(batch_systems.ONLY, kinds.STAGED),
+    )
 
     passed = batch_systems.PASSED
     notify = text(

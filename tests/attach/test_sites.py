@@ -516,12 +516,6 @@ def _all_text(folder: Path) -> str:
     return "".join(path.read_text() for path in found)
 
 
-def test_a_terminal_on_the_nodes(cli: Cli, site: Site) -> None:
-    size = {"slurm": ["--nodes", "1"], "sge": ["-pe", "mpi", "2"]}[site.system]
-    done = cli("run", "--interactive", *size, "uname", "-n", code=None)
-    assert done.out.split()[-1:] in (["c1"], ["c2"]), done
-
-
 POINT = """
 [ "$1" = --lr ] && [ "$2" = "$CLUSTERCTL_SWEEP_LR" ] && [ "$WORLD_SIZE" = 1 ] || exit 9
 echo "lr $2 point $CLUSTERCTL_POINT of $CLUSTERCTL_POINTS"
@@ -750,7 +744,7 @@ def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:
     remote.script("job.sh", "#!/bin/sh\n#SBATCH -n 1\n#$ -cwd\n").chmod(0o755)
     assert "login node" in remote("run", "--in-place", "job.sh", code=2).err
     size = {"slurm": ["--nodes", "1"], "sge": ["-pe", "mpi", "2"]}[site.system]
-    told = remote("run", "--interactive", *size, "uname", "-n", code=None)
+    told = remote("run", "--interactive", *size, "--", "uname", "-n", code=None)
     assert told.out.split()[-1:] in (["c1"], ["c2"]), told
     done = remote("run", *site.size(2), "--venv", sys.prefix, "reduce_all.py", "--no-table")
     assert "ok: 2 ranks on 2 hosts" in done.out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = {
-    "slurm": ("sbatch", "squeue", "scancel", "scontrol", "srun", "sinfo"),
+    "slurm": ("sbatch", "squeue", "scancel", "scontrol", "salloc", "srun", "sinfo"),
     "sge": ("qsub", "qstat", "qdel", "qrsh", "qconf"),
 }
 
