@@ -402,6 +402,7 @@ def rerun(
             report(note)
     if given.failed:
         spec = replace(spec, only=_choose_points(old))
+    spec = replace(spec, detach=detach)
     if detach and spec.sync:
         report(f"--sync {spec.sync} is left out: clusterctl does not follow the job")
         spec = replace(spec, sync="")

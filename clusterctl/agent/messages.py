@@ -86,11 +86,13 @@ class PlannedNode(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A node with ranks: the first of them, and how many they are."""
+    """A node with ranks: the first of them, and how many they are; `address`: where others find
+    it."""
 
     name: str
     first: int
     ranks: int
+    address: str = ""
 
 
 class ResumePlan(NamedTuple):
@@ -123,7 +125,8 @@ class JobPlan(NamedTuple):
     first from the copies of the job `rerun_of`; `mirrored`: outputs are copied; `end_poll`: between
     two looks whether mpirun waits for ranks that have all ended; `hang_slack`: a look that takes so
     much longer than it may says that the machine was asleep, and nothing of the ranks;
-    `stacks_limit`: for a node to read the stacks of its ranks."""
+    `stacks_limit`: for a node to read the stacks of its ranks; `shrinks`: after the loss of nodes,
+    it goes on on the others."""
 
     id: int
     tag: str
@@ -149,6 +152,7 @@ class JobPlan(NamedTuple):
     stacks_limit: float
     resume: Optional[ResumePlan] = None
     rerun_of: Optional[int] = None
+    shrinks: bool = False
     confirm: float = 5
     """For mpirun to notice that."""
     start_limit: float = 180
@@ -223,7 +227,8 @@ SENT: WordTable = {"start": (int, int), "exit": FACTS["exit"], "alone": (int, st
 STATE: WordTable = {  # a line counts for the attempt before it
     "queued": (),  # it waits for its turn, or is back in the queue
     "running": (int,),  # this attempt starts
-    "placed": (str,),  # NODE:RANKS,… in rank order (batch systems: nobody knew before)
+    # NODE:RANKS,… in rank order: of a batch system, or those that are left after a loss.
+    "placed": (str,),
     "stop": (str,),  # its ranks are told to end, for one of verdict.CAUSES
     "hung": (float,),  # its ranks are ended, for none has written anything for so many seconds
     "stack": (int, str),  # where a rank stood then: a note (see core/stacks.py)

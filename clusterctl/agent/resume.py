@@ -149,6 +149,18 @@ def restore(job: str, rank: int, stream: IO[bytes]) -> None:
     shutil.rmtree(part)
 
 
+def inherit(job: str, stream: IO[bytes]) -> None:
+    """Unpacks the outputs of a node that is lost, but leaves what is newer here."""
+    part, work = os.path.join(job, "inheriting"), os.path.join(job, outputs.WORK)
+    outputs.unpack(stream, part)
+    for entry in list(outputs.walk(part)):
+        target = os.path.join(work, entry.path)
+        if not os.path.lexists(target) or os.lstat(target).st_mtime_ns < entry.modified:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.replace(os.path.join(part, entry.path), target)
+    shutil.rmtree(part)
+
+
 def find_copy(mirror: str, node: str, path: str) -> str:
     """On the launcher: a folder with a whole copy of that file, of this node first; "": none."""
     names = sorted(name for name in os.listdir(mirror) if not name.startswith("."))

@@ -162,6 +162,8 @@ class Supervisor:
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._ranks = Ranks({}, {})
         self._waited = self._launched = False
+        self._placed = ""
+        """Where its ranks are after a loss."""
         self._transfers: List[subprocess.Popen[bytes]] = []
         self._marked = ""
         """What comes before commands for nodes: no use of a node has it."""
@@ -378,6 +380,7 @@ class Supervisor:
         """Until one goes well, the job is to stop, or no retry is left; whether it went well."""
         more, again = self._plan.retries, False
         while True:
+            plan = self._plan
             self._before = self._count_said()
             self._start()
             self._await_child()
@@ -389,27 +392,110 @@ class Supervisor:
             well = self._are_well(ranks)
             if not well:
                 self._note_words()
-            if self._stop or well or not more:
+            if self._stop or well or not (more or plan.shrinks):
                 return well
-            ranks = self._ranks = self._ask("again", self._grace)
+            ranks = self._ask("again", self._grace)
+            if plan.shrinks:
+                ranks = self._ask_refused_again(ranks, "again")
+            self._ranks = ranks
             self._note_ranks(ranks)
             self._note_nodes(ranks)
             if self._are_well(ranks):
                 return True
             # The next attempt needs every node, with the secrets that a restart removes; one that
             # could start no rank would not help.
-            restarted = "restarted" in [word for word, *_ in ranks.list_facts("node")]
-            if (
-                not ranks.list_facts("started")
-                or len(ranks.list_left()) < len(self._links)
-                or restarted
+            lost = self._list_lost(ranks)
+            if not ranks.list_facts("started") or not (
+                self._shrink(lost) if lost and plan.shrinks else more and not lost
             ):
                 return False
             event = self._inbox.take(0)
             if event and event.kind == "stop":
                 self._heed(event.word)
                 return False
-            more, self._attempt = more - 1, self._attempt + 1
+            more, self._attempt = more - (not lost), self._attempt + 1
+
+    def _list_lost(self, ranks: Ranks) -> List[str]:
+        """The nodes that do not answer or have restarted; for who can go on without them, also
+        those that are about to be taken away."""
+        events = ["restarted", "spot"] if self._plan.shrinks else ["restarted"]
+        silent = ranks.list_silent()
+        return [
+            name
+            for name, answer in ranks.answers.items()
+            if name in silent
+            or any(fact[0] == "node" and fact[1] in events for fact in answer.facts)
+        ]
+
+    def _shrink(self, lost: Sequence[str]) -> bool:
+        """Whether the job can go on without these nodes. The others get what is here of their
+        outputs; what is left of the job there is for `clean` to end."""
+        left, first = [], 0
+        for holder in self._plan.holders:
+            if holder.name not in lost:
+                left.append(holder._replace(first=first))
+                first += holder.ranks
+        if not left or self._plan.launcher in lost or not self._write_launch(left, first, lost):
+            return False
+        nodes = [node for node in self._plan.nodes if node.name not in lost]
+        self._plan = self._plan._replace(nodes=nodes, holders=left, ranks=first)
+        for name in lost:
+            self._links[name].close()
+        self._know_nodes()
+        # What rank 0 has written comes last, and wins where it is newer.
+        for name in reversed(lost):
+            self._hand_over(name)
+        self._placed = "".join(f"{holder.name}:{holder.ranks}," for holder in left)
+        return True
+
+    def _write_launch(
+        self, left: Sequence[messages.Holder], ranks: int, lost: Sequence[str]
+    ) -> bool:
+        """The same mpirun for the nodes that are left: their lines of the hostfile are in the order
+        of ranks. False where it cannot be: it starts no ranks, but what starts them."""
+        script = processes.read(self._locate("launch.sh")).decode(errors="surrogateescape")
+        hosts = processes.read(self._locate("hostfile")).decode().splitlines()
+        head, _, line = script.rstrip("\n").rpartition("\n")
+        words = shlex.split(line)
+        if len(hosts) != len(self._plan.holders) or not {"-np", "/bin/sh"} <= set(words):
+            return False
+        start = words.index("/bin/sh")
+        if words[start - 1].startswith("CLUSTERCTL_MASTER="):
+            start -= 2  # the second loss
+        folders = [shlex.quote(self._nodes[holder.name].folder) for holder in left]
+        cases = [
+            "|".join(str(holder.first + number) for number in range(holder.ranks))
+            + f") set -- {folder};;"
+            for holder, folder in zip(left, folders)
+        ]
+        command = f'case $OMPI_COMM_WORLD_RANK in {" ".join(cases)} esac; exec /bin/sh "$1/rank.sh"'
+        words[words.index("-np") + 1] = str(ranks)
+        master = f"CLUSTERCTL_MASTER={left[0].address}"
+        words[start:] = ["-x", master, "/bin/sh", "-c", command]
+        late = [f"{name}=${name}" for name in ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")]
+        line = " ".join(f'"{word}"' if word in late else shlex.quote(word) for word in words)
+        kept = [host for host, holder in zip(hosts, self._plan.holders) if holder.name not in lost]
+        self._write("hostfile", "".join(host + "\n" for host in kept))
+        self._write("launch.sh", head + "\n" + line + "\n")
+        return True
+
+    def _hand_over(self, lost: str) -> None:
+        """Gives the nodes that are left the copies of that one's outputs."""
+        copies = self._locate("mirror", lost)
+        if not os.path.isdir(copies):
+            return
+        from . import outputs
+
+        paths = [entry.path for entry in outputs.walk(copies)]
+
+        def give(holder: messages.Holder) -> None:
+            process = self._transfer(holder.name, "inherit", stdin=subprocess.PIPE)
+            assert process.stdin
+            with contextlib.suppress(OSError), process.stdin:
+                outputs.pack(copies, paths, process.stdin)
+            self._await_transfers([process])
+
+        _do_each(give, self._plan.holders)
 
     def _are_well(self, ranks: Ranks) -> bool:
         return ranks.are_well(self._plan.ranks, self._attempt)
@@ -434,7 +520,8 @@ class Supervisor:
 
     def _note_start(self) -> None:
         if self._attempt > 1:  # the first one was noted when it was admitted
-            self._state.note(("running", None, self._attempt))
+            placed = [("placed", None, self._placed)] if self._placed else []
+            self._state.note(("running", None, self._attempt), *placed)
 
     def _launch(self) -> None:
         if not self._launched:
@@ -564,7 +651,7 @@ class Supervisor:
             self._state.note(("ended", None))
         self._mirror_last()
 
-    def _ask_refused_again(self, ranks: Ranks) -> Ranks:
+    def _ask_refused_again(self, ranks: Ranks, verb: str = "end") -> Ranks:
         """For up to 8 seconds: who follows the job is to hear soon what has become of a node."""
         for _ in range(AGAIN):
             self._note_away(ranks)
@@ -572,7 +659,7 @@ class Supervisor:
             if not any(a.code == 255 and a.heard - a.asked < REFUSED for a in answers):
                 break
             time.sleep(REFUSED)
-            ranks = self._ask("end", 0)
+            ranks = self._ask(verb, 0)
         return ranks
 
     # ------------------------------------------------------------------------------ beside it

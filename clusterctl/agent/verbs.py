@@ -173,6 +173,7 @@ VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     "hand_in": _hand_in,
     "heed": "ranks.heed",
     "idle": "idle.watch",
+    "inherit": "resume.inherit",
     "linger": "ranks.linger",
     "link": _link,
     "list": _list,

@@ -230,7 +230,10 @@ def make_plan(job: Job, cluster: Cluster, *, placed: bool = True) -> JobPlan:
         root=launcher.root,
         launcher=launcher.name,
         nodes=_list_involved(job, cluster) if placed else [],
-        holders=[Holder(place.node, place.first, place.count) for place in job.placement],
+        holders=[
+            Holder(place.node, place.first, place.count, _name_master(place.node, cluster))
+            for place in job.placement
+        ],
         ranks=len(job.processes),
         now=spec.now,
         timeout=spec.timeout or 0,
@@ -244,6 +247,12 @@ def make_plan(job: Job, cluster: Cluster, *, placed: bool = True) -> JobPlan:
         resume=_plan_resume(job) if spec.resume_args else None,
         restores=mirrored and not spec.is_sweep,
         rerun_of=job.rerun_of,
+        # Another clusterctl that follows the job does it as well, and can start machines.
+        shrinks=placed
+        and spec.detach
+        and spec.on_node_loss == "shrink"
+        and spec.launcher == "mpirun"
+        and not (spec.is_sweep or cluster.one_host),
         mirrored=mirrored,
         mirror=MirrorPlan(
             largest=0 if spec.keep_files else SMALL,
@@ -256,6 +265,10 @@ def make_plan(job: Job, cluster: Cluster, *, placed: bool = True) -> JobPlan:
         hang_slack=10,
         stacks_limit=4 * STACK_LIMIT,
     )
+
+
+def _name_master(name: str, cluster: Cluster) -> str:
+    return cluster.node(name).private_address if cluster.has(name) else ""
 
 
 def render_plan(plan: JobPlan | messages.BatchPlan | messages.OwnScript) -> str:

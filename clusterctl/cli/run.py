@@ -348,6 +348,8 @@ def _describe_conditions(spec: JobSpec, detach: bool, stdin: Stdin | None) -> li
     """What a job is subject to that its command does not show."""
     later = "by the next `clusterctl logs -f`"
     by = later if detach else f"by this command, or {later} if this one has ended"
+    if detach and spec.on_node_loss == "shrink":
+        by = f"by the job's supervisor on the launcher, or {later}"
     tries = count(spec.retries, "more time")
     reader = "each point" if spec.is_sweep else "rank 0"
     rows = (

@@ -127,6 +127,8 @@ class JobSpec:
     resume_args: str = ""
     """`--resume {snapshot}`: added to the program's arguments where it has a snapshot to go on
     from."""
+    detach: bool = False
+    """Whether nobody follows it: its supervisor shrinks it then, where that is wanted."""
     keep_files: tuple[str, ...] = ()
     """Patterns of outputs to copy to the launcher meanwhile; (): snapshots and small ones."""
     sync: str = ""

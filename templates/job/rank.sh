@@ -85,6 +85,8 @@ if [ "$cctl_kind" = point ]; then . "$cctl_scripts/point.sh"; elif [ -n "$cctl_g
 [ -z "$cctl_batch" ] || . "$cctl_job/surroundings"
 # A C program buffers by the block when its output is a file: nothing would be seen until it ends.
 [ -z "$cctl_lines" ] || ! command -v stdbuf >/dev/null || set -- "$(command -v stdbuf)" -oL -eL "$@"
+[ -z "${CLUSTERCTL_MASTER-}" ] || # the job goes on without nodes that it has lost
+    set -- env "MASTER_ADDR=$CLUSTERCTL_MASTER" "CLUSTERCTL_WORLD_SIZE=$cctl_world" "$@"
 set -- /bin/sh "$cctl_job/env" rank "$@"
 # sh starts a background command with SIGINT and SIGQUIT ignored, which no program expects.
 ! env --default-signal="$cctl_signals" true 2>/dev/null || set -- env --default-signal="$cctl_signals" "$@"

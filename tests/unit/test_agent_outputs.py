@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import mirror, outputs
+from clusterctl.agent import mirror, outputs, resume
 from clusterctl.agent.messages import MirrorNote, MirrorWish
 from tests.unit.scripts import note_staged
 from tests.unit.test_agent_snapshots import make_zip
@@ -213,3 +213,22 @@ def test_nothing_is_written_outside(tmp_path: Path, name: str) -> None:
     with pytest.raises(EOFError):
         mirror.receive(data, str(tmp_path / "kept" / "deep"), str(tmp_path / "part" / "deep"))
     assert not list(tmp_path.rglob("out"))
+
+
+def test_what_a_lost_node_has_left_replaces_nothing_newer(job: Path, tmp_path: Path) -> None:
+    """The nodes that go on get the launcher's copies of its outputs."""
+    copies, work = tmp_path / "copies", job / "work"
+    (copies / "runs").mkdir(parents=True)
+    for name in ("old.pt", "runs/new.pt", "missing.pt"):
+        (copies / name).write_text("lost")
+    (work / "runs").mkdir()
+    for name, time_there in (("old.pt", 1.0), ("runs/new.pt", time.time() + 60)):
+        (work / name).write_text("own")
+        os.utime(work / name, (time_there, time_there))
+    archive = io.BytesIO()
+    outputs.pack(str(copies), ["old.pt", "runs/new.pt", "missing.pt"], archive)
+    archive.seek(0)
+    resume.inherit(str(job), archive)
+    texts = {name: (work / name).read_text() for name in ("old.pt", "runs/new.pt", "missing.pt")}
+    assert texts == {"old.pt": "lost", "runs/new.pt": "own", "missing.pt": "lost"}
+    assert not (job / "inheriting").exists()

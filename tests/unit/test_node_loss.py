@@ -32,7 +32,7 @@ done
 """
 """Waits until the connection to worker-2, if there is one, is cut: mpirun ends at that, too."""
 MPIRUN = f"""#!/bin/sh
-while [ "$1" != /bin/sh ]; do shift; done
+while [ "$1" != /bin/sh ]; do [ "$1" != -x ] || export "$2"; shift; done
 ranks=$(awk -F = '{{{{ n += $2 }}}} END {{{{ print n }}}}' hostfile)
 export OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=$ranks \\
     OMPI_COMM_WORLD_LOCAL_SIZE=1
@@ -316,6 +316,25 @@ def test_a_job_whose_client_was_away_goes_on_when_it_is_followed_again(
     assert [job.rerun_of for job in site.store.list_jobs()] == [None, 1]
     call("logs", "1", "-f")
     assert [job.rerun_of for job in site.store.list_jobs()] == [None, 1], "once is enough"
+
+
+def test_a_detached_job_shrinks_without_a_clusterctl(
+    site: Staged, tmp_path: Path, call: Call
+) -> None:
+    """As the same job, with its secrets and files, and the address of the node that is left."""
+    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
+    agent.write_text(agent.read_text().replace("worker-2", "worker-1"))
+    script = tmp_path / "tree" / "program"
+    script.write_text(f"{script.read_text()}\necho $RANK at $MASTER_ADDR\n")
+    given = ("--detach", "--on-node-loss", "shrink", "--ranks", "2", "-e", "SECRET=hunter2")
+    assert call("run", *given, str(script)).code == 0
+    done = call("logs", "1", "--follow")
+    assert done.code == 0, done
+    job = site.store.read_job(1)
+    assert (job.state, job.attempt, job.ranks) == (JobState.SUCCEEDED, 2, 1)
+    assert done.out.count("[0] 2 ranks, hunter2\n") == 1
+    assert done.out.count(f"[0] 0 at {site.where.node('worker-2').private_address}\n") == 1
+    assert numbers(site) == [1]
 
 
 @pytest.mark.parametrize("policy", ["", "fail"])
