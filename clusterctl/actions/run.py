@@ -395,10 +395,12 @@ def prepare(
     if spec.setup:
         lines = "; ".join(spec.setup.strip().splitlines())
         plan = replace(plan, notes=(*plan.notes, f"once per node, before the start: {lines}"))
-    first = chosen_python.node(jobs_submit.list_rank_nodes(job, cluster)[0])
+    first = jobs_submit.list_rank_nodes(job, cluster)[0]
     for project in projects if builds else ():
-        if project.compiled and not project_packages.is_built(project, resolved.tree, first):
-            note = f"{project.title} has compiled parts: {first.name} builds it first"
+        if project.compiled:
+            note = (
+                f"{project.title} has compiled parts, which {first} builds when they have changed"
+            )
             plan = replace(plan, notes=(*plan.notes, note))
     if command:
         note = f"no file {command} here: one of these packages has to bring that command"
@@ -539,8 +541,9 @@ def _ship(
         ).items():
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         names = jobs_submit.list_rank_nodes(job, cluster)
+        ways = (jobs_submit.spread, jobs_submit.build)
         by = project_packages.Delivery(
-            pool, store.home, report, cluster.id, jobs_submit.spread, jobs_submit.build
+            *(pool, store.home, report, cluster.id, *ways), variables=job.spec.env
         )
         project_packages.install(job.spec.packages, chosen, names, by)
         if any(project.compiled for project in prepared.projects):

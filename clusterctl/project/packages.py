@@ -16,19 +16,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
 from time import monotonic
 from typing import Any
-from urllib.parse import unquote
 from zipfile import ZipFile
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import Tag, compatible_tags, cpython_tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from clusterctl.agent.store import sum_up
 from clusterctl.core import assets
@@ -63,8 +60,6 @@ KEPT = (*TORCH, "mpi4py")
 only where the project does not take these versions."""
 LARGE = 500_000_000
 """Bytes of packages for a node that are not downloaded without consent."""
-GLIBC = 28
-"""The minor version of glibc 2 that nodes have at least."""
 ASK_TIMEOUT = 30.0
 NO_PYTHON = 3
 """What a question to a node ends with where the Python that was asked for is missing."""
@@ -86,6 +81,8 @@ class Delivery:
     """Makes content in a folder below the root of nodes: `jobs.submit.spread`."""
     build: Callable[..., NodeResult]
     """Runs what makes a wheel on a node: `jobs.submit.build`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those of the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +229,8 @@ def describe_packages(packages: Packages, nodes: Sequence[Node]) -> str:
     off = f" (`--requirements {NONE}` turns this off)"
     line = f"using the packages of {packages.source}{much}{beside}{other}{off}"
     lock = _choose_lock(packages, nodes[0])
-    unbuilt = [
-        row["name"] for row, _ in split_lock(lock.text)[1] if not _list_wheels(row, nodes[0])
-    ]
+    rows = (row for row, _ in split_lock(lock.text)[1] if "wheels" not in row)
+    unbuilt = [row["name"] for row in rows if ".whl" not in str(row.get("archive"))]
     builds = [f"{nodes[0].name} builds {', '.join(unbuilt)} (no wheel)"] if unbuilt else []
     return "; ".join((line, *builds, *notes))
 
@@ -446,11 +442,15 @@ NEEDS = 86
 _BUILDING = re.compile(r"Failed to build `([\w.-]+)")
 _TAKE = ("--no-build-isolation",)
 """What a build needs is the node's matter."""
+_HEEDED = re.compile(
+    r"CC|CXX|FC|[A-Z]*FLAGS|MPI(CC|CXX)|(CUDA|CMAKE|NVCC|SKBUILD|MESON|CARGO)_\w+|CUDACXX|MAX_JOBS|\w+_ARCH_LIST"
+)
+"""Variables of the user that builds get."""
 _LACKS = {
     r"Python\.h": "python3-dev",
-    r"mpi\.h|mpicc": "libopenmpi-dev",
-    r"\b[cg]\+\+|cc1plus": "g++",
-    r"\b(g?cc|clang|compiler)\b": "gcc",
+    r"mpi\.h: No such|No such file.*mpicc|mpicc: not found|compile MPI": "libopenmpi-dev",
+    r"command '\S*\+\+' failed: No such|cc1plus|No CMAKE_CXX_COMP|compiler\(s\): \[\['c\+\+": "g++",
+    r"command '\S*cc' failed: No such|No CMAKE_C_COMP|[Uu]nknown compiler|linker `cc` not": "gcc",
 }
 """Packages of Debian, by what a build says that lacks them."""
 
@@ -476,7 +476,7 @@ def build_wheel(
     (scratch / "tag").write_text(f"CLUSTERCTL_JOB={by.tag}/build-{token_hex(4)};")
     content = read_folder(scratch, by.home)
     rows = (f"{e.path} {e.digest}" for e in content.entries if e.path.startswith(f"{SOURCE}/"))
-    kept = locate_built(by.home, what, node, key or hash_parts(*rows))
+    kept = _locate_built(what, node, key or hash_parts(*rows), by)
     if wheel := next(kept.glob("*.whl"), None):
         return wheel
     if what in within:
@@ -500,7 +500,11 @@ def build_wheel(
             settings = {
                 "argv": [f"{environment}/bin/python", "-I", *script],
                 "folder": f"{root}/{SOURCE}/{folder}",
-                "variables": {**variables, "PATH": ":".join(filter(None, (*bins, "$PATH")))},
+                "variables": {
+                    **_choose_heeded(by),
+                    **variables,
+                    "PATH": ":".join(filter(None, (*bins, "$PATH"))),
+                },
             }
             result = by.build(node, root, settings, what, by.pool, by.report)
             if result.exit_code != NEEDS:
@@ -535,12 +539,6 @@ def build_projects(
     return found
 
 
-def is_built(project: own_project.Project, tree: project_tree.Tree, node: Node) -> bool:
-    """Whether what is compiled of it for that node is here."""
-    key = own_project.hash_compiled(tree, project.folder)
-    return any(locate_built(find_home(), project.title, node, key).glob("*.whl"))
-
-
 def _build_project(
     project: own_project.Project, tree: project_tree.Tree, node: Node, by: Delivery
 ) -> own_project.Project:
@@ -548,7 +546,7 @@ def _build_project(
     key = own_project.hash_compiled(tree, project.folder)
     with tempfile.TemporaryDirectory(dir=by.home.make(by.home.packages)) as scratch:
         copy, out = Path(scratch, SOURCE), Path(scratch, "out")
-        wheel = next(locate_built(by.home, what, node, key).glob("*.whl"), None)
+        wheel = next(_locate_built(what, node, key, by).glob("*.whl"), None)
         if wheel is None:
             with own_project.copy_tree(tree) as copied:
                 variables = own_project.find_version(copied, project.folder)
@@ -562,9 +560,15 @@ def _build_project(
         return own_project.read_installed(out, project, files, copy, tree.root)
 
 
-def locate_built(home: Home, what: str, node: Node, key: str) -> Path:
+def _locate_built(what: str, node: Node, key: str, by: Delivery) -> Path:
     """The folder here of what nodes like this one have built of that content."""
-    return home.packages / "built" / hash_parts(what, key, _make_group(node), node.mpi_prefix)
+    heeded = (f"{name}={value}" for name, value in sorted(_choose_heeded(by).items()))
+    parts = (what, key, _make_group(node), node.mpi_prefix, *heeded)
+    return by.home.packages / "built" / hash_parts(*parts)
+
+
+def _choose_heeded(by: Delivery) -> dict[str, str]:
+    return {name: value for name, value in by.variables.items() if _HEEDED.fullmatch(name)}
 
 
 def _make_build_environment(
@@ -589,9 +593,8 @@ def _check_build(what: str, result: NodeResult, node: Node, kept: Path, home: Ho
         return
     log = home.make(kept.parent) / f"{kept.name}.log"
     log.write_bytes(result.stdout)
-    *_, last = ("", *re.findall(r"(?m)^.*(?:error|Error|No such file|not found).*$", result.text))
-    lacks = next((name for told, name in _LACKS.items() if re.search(told, last)), "")
     shown = "\n".join(result.text.splitlines()[-BUILD_SHOWN:])
+    lacks = next((name for told, name in _LACKS.items() if re.search(told, shown)), "")
     hint = f"on the node: apt-get install {lacks}" if lacks else f"all that it printed: {log}"
     raise LaunchError(f"{what} cannot be built on {node.name}:\n{shown}", hint=hint)
 
@@ -1153,8 +1156,9 @@ def _list_folders(
 
 def _find_size(row: Mapping[str, Any], node: Node) -> int:
     """Bytes to download for a package. Of PyTorch's, whose index does not say it, the server."""
-    sources = [row[kind] for kind in ("sdist", "archive") if kind in row]
-    files = _list_wheels(row, node) or sources
+    files = row.get("wheels") or [row[kind] for kind in ("sdist", "archive") if kind in row]
+    fitting = re.compile(rf"(-any|_{node.facts.arch})\.whl\b")
+    files = [file for file in files if fitting.search(file.get("url", ""))] or files
     sizes = [file["size"] for file in files if "size" in file]
     if not sizes and row["name"] in TORCH:
         from urllib.request import Request, build_opener  # seldom used
@@ -1165,27 +1169,6 @@ def _find_size(row: Mapping[str, Any], node: Node) -> int:
                 with build_opener().open(request, timeout=ASK_TIMEOUT) as answer:
                     sizes.append(int(answer.headers["Content-Length"] or 0))
     return max(sizes, default=0)
-
-
-def _list_wheels(row: Mapping[str, Any], node: Node) -> list[dict[str, Any]]:
-    """Those of a package that fit the node; one that the file itself names does."""
-    tags, found = _list_tags(node), []
-    for file in (*row.get("wheels", ()), *([row["archive"]] if "archive" in row else ())):
-        name = unquote(str(file.get("url") or file["path"])).rpartition("/")[2]
-        with suppress(InvalidWheelFilename):
-            if tags & parse_wheel_filename(name)[3]:
-                found.append(file)
-    return found
-
-
-def _list_tags(node: Node) -> set[Tag]:
-    version = tuple(map(int, _require_python(node).version.split(".")[:2]))
-    glibc = (f"manylinux_2_{minor}" for minor in range(5, GLIBC + 1))
-    kinds = (*glibc, "manylinux2014", "manylinux2010", "manylinux1", "linux")
-    platforms = [f"{kind}_{node.facts.arch}" for kind in kinds]
-    name = "cp{}{}".format(*version)
-    others = compatible_tags(version, name, platforms)
-    return {*cpython_tags(version, platforms=platforms), *others}
 
 
 def _drop_other_hashes(part: str, wanted: Wanted) -> str:
@@ -1221,6 +1204,6 @@ def split_lock(text: str) -> tuple[str, list[tuple[dict[str, Any], str]]]:
 def make_target_options(node: Node) -> tuple[str, ...]:
     """Options for the packages of a node that has a Python."""
     version = node.facts.python.version if node.facts.python else ""
-    platform = f"{node.facts.arch}-manylinux_2_{GLIBC}"
+    platform = f"{node.facts.arch}-manylinux_2_28"
     own = ("--python", sys.executable)
     return (*own, "--python-version", version, "--python-platform", platform)
