@@ -51,7 +51,13 @@ locals {
 
   # Every node by name: removing one leaves the others as they are.
   nodes = merge(local.workers, {
-    launcher = { role = "launcher", instance_type = var.launcher_type, image = "launcher", placement = false, disk = var.launcher_disk }
+    for name in ["launcher"] : name => {
+      role          = name
+      instance_type = var.launcher_type
+      image         = name
+      placement     = false
+      disk          = var.launcher_disk
+    } if var.launcher_type != ""
   })
 
   types = toset([for node in local.nodes : node.instance_type])

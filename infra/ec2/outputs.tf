@@ -1,7 +1,7 @@
 output "nodes" {
   description = "The nodes, the launcher first, then the workers by number. `endpoint`: the id and the name of the EC2 Instance Connect Endpoint that was made."
   value = [
-    for name in concat(["launcher"], [
+    for name in concat(var.launcher_type != "" ? ["launcher"] : [], [
       for number in sort([for worker in keys(local.workers) : format("%06d", trimprefix(worker, "worker-"))]) :
       "worker-${tonumber(number)}"
       ]) : {

@@ -98,7 +98,7 @@ variable "groups" {
 }
 
 variable "launcher_type" {
-  description = "Instance type of the launcher, which starts jobs and runs no ranks."
+  description = "Instance type of the launcher, which starts jobs and runs no ranks. Empty: none yet, while zones are tried."
   type        = string
   default     = "t3.micro"
 }

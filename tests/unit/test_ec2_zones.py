@@ -63,6 +63,7 @@ class Runner:
         self.new = new
         self.tried: list[tuple[str, bool]] = []
         self.on_demand: list[str] = []
+        self.launchers: list[str] = []
         self.may_go: list[str] = []
         self.variables: Mapping[str, Any] = {}
 
@@ -82,7 +83,9 @@ class Runner:
         self.may_go, self.variables = sorted(may_go), variables
         self.on_demand = variables.get("on_demand", [])
         spot = variables["spot"] and self.new not in self.on_demand
-        self.tried.append((variables["zone"], spot))
+        if self.tried[-1:] != [(variables["zone"], spot)]:  # workers, then the launcher
+            self.tried.append((variables["zone"], spot))
+        self.launchers.append(variables["launcher_type"] and variables["zone"][-1])
         if self.tried[-1] not in self.room:
             raise TerraformError("apply failed", diagnostics=(self.said,))
         return {"nodes": []}
@@ -259,14 +262,16 @@ def test_zones_that_ec2_names_are_tried_first(tmp_path: Path) -> None:
     text = f"{FULL.summary}. You can currently get c7i.xlarge capacity {names}"
     a, b, c, d = zones = tuple(f"us-east-1{letter}" for letter in "abcd")
 
-    def list_tried(room: tuple[str, bool], **cloud: Any) -> list[tuple[str, bool]]:
+    def try_all(room: tuple[str, bool], **cloud: Any) -> Runner:
         memory = ProviderState(id="lab-1", region="us-east-1")
         said = Diagnostic(summary=text)
-        return make_all(tmp_path, {room}, memory, zones=zones, said=said, **cloud).tried
+        return make_all(tmp_path, {room}, memory, zones=zones, said=said, **cloud)
 
-    assert [zone for zone, _ in list_tried((c, False))] == [a, d, b, c]
-    tried = list_tried((a, False), spot=True, spot_fallback=True)
+    assert [zone for zone, _ in try_all((c, False)).tried] == [a, d, b, c]
+    runner = try_all((a, False), spot=True, spot_fallback=True)
+    tried, launchers = runner.tried, runner.launchers
     assert tried == [*((zone, True) for zone in (a, d, b, c)), (a, False)]
+    assert launchers == ["a", "d", "", "", "", "a"], "none where it is unlikely to stay"
 
 
 def test_the_end_of_a_console_is_plain_text() -> None:

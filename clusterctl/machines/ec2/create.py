@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -317,7 +318,8 @@ def make_attempts(
     order: Order, runner: terraform_folder.Terraform, report: Reporter
 ) -> list[dict[str, Any]]:
     """Terraform's list of nodes. Raises CapacityError where no zone has room for all; what runs
-    already never moves. Zones that AWS names as having room are tried first."""
+    already never moves. Zones that AWS names as having room are tried first. In others, after the
+    first, the workers come before the launcher: that one would be made and ended in each."""
     state, cloud, zones = order.state, order.options.cloud, order.found.zones
     running = find_instances(order.api, order.cluster.id)
     settled = any(order.cluster.has(item.node) for item in running)
@@ -332,23 +334,28 @@ def make_attempts(
     first = zones.index(state.zone) if state.zone in zones else 0
     todo = [(spot, zone) for spot in markets for zone in zones[first:]]
     tried: list[str] = []
+    named = Counter[str]()
     while todo:
         spot, zone = todo.pop(0)
+        stays = any(item.node == LAUNCHER and item.zone == zone for item in running)
+        workers_first = bool(tried) and not (settled or stays or named[zone])
         tried.append(zone)
         state.zone, state.spot = zone, spot or keeps_spot
         state.on_demand = _list_on_demand(order, spot, running) if keeps_spot else ()
         state.unfinished = True
         spec.save_state(order.folder, state)
+        variables = _build_variables(order, running)
         try:
-            made = apply(
-                runner,
-                _build_variables(order, running),
-                order.api,
-                order.cluster.id,
-                report,
-                may_go=partial(_list_removable, order, runner),
-                nodes=order.nodes,
-            )
+            for launcher in ({"launcher_type": ""}, {})[not workers_first :]:
+                made = apply(
+                    runner,
+                    {**variables, **launcher},
+                    order.api,
+                    order.cluster.id,
+                    report,
+                    may_go=partial(_list_removable, order, runner),
+                    nodes=order.nodes,
+                )
         except TerraformError as error:
             said = [item.text for item in error.diagnostics]
             known = refusals.from_terraform(said)

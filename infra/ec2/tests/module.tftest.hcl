@@ -38,6 +38,19 @@ run "numbers_of_its_own" {
   }
 }
 
+run "workers_first" {
+  command = plan
+
+  variables {
+    launcher_type = ""
+  }
+
+  assert {
+    condition     = toset(keys(aws_instance.this)) == toset(["worker-1", "worker-2"]) && length(output.nodes) == 2
+    error_message = "A launcher without a type is not made."
+  }
+}
+
 run "defaults" {
   command = apply
 
