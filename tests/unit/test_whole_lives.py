@@ -122,7 +122,8 @@ class Life:
             first = name == "launcher"
             zone = aws.alive[0].zone if aws.alive else chance.choice(tuple(SPOT))
             spot = self.spot and not first and not falls
-            gib, public = 30 if first else self.disk or 30, first or not self.private
+            # 60 GiB beyond what the machine image of fake_ec2 takes, without --disk.
+            gib, public = 30 if first else self.disk or 68, first or not self.private
             aws.launch(name, gib, public=public, spot=spot, zone=zone)
 
         def route() -> None:
