@@ -204,7 +204,7 @@ def kill_group(pid: int) -> None:
 def run_in_foreground(argv: Sequence[str], *, cwd: Path) -> int:
     """Runs `argv` on our own terminal and waits for it; Ctrl-C there is the program's business, and
     a signal that ends us ends it too."""
-    alone = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN and not _has_terminal()
+    alone = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN and not has_terminal()
     handed_on = (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if alone else []))
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     try:
@@ -225,9 +225,9 @@ def run_in_foreground(argv: Sequence[str], *, cwd: Path) -> int:
             signal.signal(number, handler)
 
 
-def _has_terminal() -> bool:
-    """Whether Ctrl-C on a terminal signals us and also what we have started, which then needs no
-    telling."""
+def has_terminal() -> bool:
+    """Whether somebody at a terminal can answer us. Ctrl-C there signals us and also what we have
+    started, which then needs no telling."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

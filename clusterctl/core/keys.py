@@ -74,6 +74,12 @@ class HostKey:
     revoked: bool = False
 
 
+def write_entry(name: str, key: HostKey) -> str:
+    """The line of a known_hosts file."""
+    marker = "@revoked " if key.revoked else ""
+    return f"{marker}{name} {key.kind} {base64.b64encode(key.blob).decode()}"
+
+
 def compute_fingerprint(blob: bytes) -> str:
     """As `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")

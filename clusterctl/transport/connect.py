@@ -1,17 +1,15 @@
 """Logging in to a host: its settings, the keys that we offer, and those that it may show.
 
-fabric reads the settings, from the user's ssh_config. Imported at the first connect; fabric only
-where such a file counts.
+Imported at the first connect; fabric only for hosts that are the user's.
 """
 
 from __future__ import annotations
 
 import getpass
-import glob
 import os
 import shlex
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,86 +19,9 @@ from clusterctl import process
 from clusterctl.core import keys as core_keys
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import Node
-from clusterctl.errors import UsageError
-from clusterctl.transport import diagnosis
+from clusterctl.transport import diagnosis, openssh
 from clusterctl.transport.diagnosis import ConnectError, Target
-from clusterctl.transport.protocol import MAX_DEPTH
 from clusterctl.transport.session import LOST, Connection, Socket, paramiko
-
-# -------------------------------------------------------------------------------------------------
-# The user's ssh_config, for hosts that are theirs. Our own nodes never see it.
-
-
-def load_ssh_config(host: str, port: int, user: str) -> Any:
-    """A paramiko SSHConfig of the user's and the system's files, empty where there are none.
-
-    `port` and `user`, where given, overrule it for `host`, also within its ProxyCommand.
-    """
-    import invoke
-
-    paramiko.config.invoke = invoke  # for `Match exec`
-    config = paramiko.SSHConfig()
-    given = [f"Port {port}"] * bool(port) + [f"User {user}"] * bool(user)
-    config.parse([f"Host {host}", *given])
-    for path in (Path.home() / ".ssh/config", Path("/etc/ssh/ssh_config")):
-        config.parse(_read_lines(path, "Match all", 0))
-    return config
-
-
-def _read_lines(path: Path, block: str, depth: int) -> Iterator[str]:
-    """The lines of a file with `Include` carried out, which paramiko passes over.
-
-    `block` is the Host or Match line under which the file stands.
-    """
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        words = line.replace("=", " ", 1).split(maxsplit=1)
-        keyword = words[0].lower() if words else ""
-        if keyword == "include" and len(words) == 2 and depth < MAX_DEPTH:
-            for pattern in shlex.split(words[1], comments=True):
-                base = Path.home() / ".ssh" if path.is_relative_to(Path.home()) else path.parent
-                for name in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
-                    yield from _read_lines(Path(name), block, depth + 1)
-            # What follows belongs to the block that it stands in, not to the last one included.
-            yield block
-        else:
-            if keyword in ("host", "match"):
-                block = line
-            yield line
-
-
-def list_jumps(settings: Mapping[str, Any], host: str) -> list[str]:
-    """The jump hosts on the way to `host`, nearest first. A host is no jump host to itself."""
-    value = settings.get("proxyjump") or "none"
-    if _find_first(settings) != "proxyjump" or value.lower() == "none":
-        return []
-    hops = [hop.strip().removeprefix("ssh://") for hop in value.split(",")]
-    names = [hop.rpartition("@")[2].partition(":")[0] for hop in hops]
-    return hops[: names.index(host)] if host in names else hops
-
-
-def find_proxy_command(settings: Mapping[str, Any]) -> str:
-    """The command that connects us to the host, or nothing."""
-    return settings["proxycommand"] or "" if _find_first(settings) == "proxycommand" else ""
-
-
-def _find_first(settings: Mapping[str, Any]) -> str:
-    """Which of the two is in force: the one that comes first, as ssh_config(5) has it."""
-    return next((key for key in settings if key in ("proxyjump", "proxycommand")), "")
-
-
-def list_known_hosts_files(settings: Mapping[str, Any]) -> list[Path]:
-    """The user's and the system's known_hosts files."""
-    user = settings.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
-    system = settings.get(
-        "globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
-    )
-    names = (name.replace("%d", "~", 1) for name in shlex.split(f"{user} {system}"))
-    return [Path(name).expanduser() for name in names]
-
 
 # -------------------------------------------------------------------------------------------------
 # Whether a host shows a key that we know: else the connection ends before a word is sent.
@@ -108,35 +29,39 @@ def list_known_hosts_files(settings: Mapping[str, Any]) -> list[Path]:
 
 class KnownKeysOnly(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
     """Lets in the keys that we know, several per host, and no other (ConnectError); learns and
-    saves nothing.
+    saves nothing. `ours`: they are of our own file.
 
     paramiko's own table stays empty, so that it asks for every host.
     """
 
-    def __init__(self, target: Target, names: Iterable[str], settings: Mapping[str, Any]) -> None:
+    def __init__(self, target: Target, names: Sequence[str], settings: openssh.SshSettings) -> None:
         """`names`: under which the host may be listed. `settings`: ssh_config's for it."""
         self._target = target
         port = target.node.ssh_port
         self._files = [target.known_hosts]
-        self._keys = core_keys.find_keys_in(
+        self.keys = core_keys.find_keys_in(
             self._files, [core_keys.name_host(name, port) for name in names]
         )
-        if target.use_ssh_config and not self._keys:
+        self.ours = bool(self.keys)
+        if target.use_ssh_config and not self.keys:
             # A user's host on which our own file is silent: what the user's files say.
-            alias = settings.get("hostkeyalias")
+            alias = openssh.get(settings, "hostkeyalias")
             theirs = [alias or core_keys.name_host(target.node.address, port)]
-            files = list_known_hosts_files(settings)
+            words = [
+                openssh.get(settings, f"{whose}knownhostsfile") for whose in ("user", "global")
+            ]
+            files = [Path(name).expanduser() for name in shlex.split(" ".join(words))]
             self._files += files
-            self._keys = core_keys.find_keys_in(files, theirs)
+            self.keys = core_keys.find_keys_in(files, theirs)
 
     @property
     def kinds(self) -> list[str]:
-        return [key.kind for key in self._keys if not key.revoked]
+        return [key.kind for key in self.keys if not key.revoked]
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
         offered = core_keys.compute_fingerprint(key.asbytes())
-        same = [known for known in self._keys if known.blob == key.asbytes()]
-        good = [known for known in self._keys if not known.revoked]
+        same = [known for known in self.keys if known.blob == key.asbytes()]
+        good = [known for known in self.keys if not known.revoked]
         hint = ""
         if any(known.revoked for known in same):
             what = f"its host key {offered} is marked as revoked"
@@ -167,8 +92,8 @@ class _Ours:
     fabric takes longer to load than the log-in itself."""
 
     def __init__(self, node: Node) -> None:
-        self.host = self.original_host = node.address
-        self.user, self.port = node.user or getpass.getuser(), node.ssh_port or 22
+        self.host = node.address
+        self.user, self.port = node.user, node.ssh_port
         self.ssh_config: dict[str, Any] = {}
         self.client = paramiko.SSHClient()
         self.connect_kwargs: dict[str, Any] = {}
@@ -180,49 +105,52 @@ class _Ours:
         self.transport = self.client.get_transport()
 
 
-def _make_theirs(node: Node) -> Any:
-    """A fabric.Connection."""
+def _make_theirs(node: Node, settings: openssh.SshSettings) -> Any:
+    """A fabric.Connection, with what OpenSSH says of the host."""
     import fabric
 
-    # fabric takes `user@host:port` apart, which ProxyJump may hold.
+    config = paramiko.SSHConfig()
+    wanted = ("hostname", "port", "user", "identityfile")
+    config.parse([f"{word} {value}" for word in wanted for value in settings.get(word, ())])
     return fabric.Connection(
         node.address,
         user=node.user or None,
         port=node.ssh_port or None,
         # Lazy: the configuration files of fabric and invoke stay unread.
-        config=fabric.Config(
-            lazy=True, ssh_config=load_ssh_config(node.address, node.ssh_port, node.user)
-        ),
-        gateway=False,  # fabric would let jump hosts in whatever key they show
+        config=fabric.Config(lazy=True, ssh_config=config),
+        gateway=False,
         forward_agent=False,
     )
 
 
 class Destination:
-    """`target` with the address, port and user that its settings say, and the way there: through
-    the hosts `jumps`, nearest first, or over the command `proxy`. Raises UsageError for a bad
+    """`target` with the address, port and user that its settings say. Raises UsageError for a bad
     ssh_config."""
 
-    def __init__(self, target: Target) -> None:
-        node = target.node
-        self.remote: Any = None
-        try:
-            self.remote = _make_theirs(node) if target.use_ssh_config else _Ours(node)
-            port = int(self.remote.port)
-        except (paramiko.ConfigParseError, ValueError, KeyError) as error:
-            raise UsageError(
-                f"{node.name}: your ssh_config cannot be read for {node.address}: {error}"
-            ) from error
-        self.remote.connect_timeout = None  # the deadline rules
-        self.settings: dict[str, Any] = self.remote.ssh_config
-        self.names = (node.address, self.remote.original_host, self.remote.host)
-        self.jumps = list_jumps(self.settings, self.remote.original_host)
-        self.proxy = find_proxy_command(self.settings)
-        # paramiko would stumble over a file that is missing.
-        named = self.settings.get("identityfile", ())
-        self.identity_files = [name for name in named if Path(name).is_file()]
-        resolved = replace(node, address=self.remote.host, ssh_port=port, user=self.remote.user)
-        self.target = replace(target, node=resolved)
+    def __init__(self, target: Target, deadline: Deadline) -> None:
+        node = self._asked = target.node
+        self.settings: openssh.SshSettings = {}
+        if target.use_ssh_config:
+            self.settings = openssh.read_settings(target, deadline)
+            words = [openssh.get(self.settings, word) for word in ("hostname", "port", "user")]
+            node = replace(node, address=words[0], ssh_port=int(words[1]), user=words[2])
+        else:
+            user = node.user or getpass.getuser()
+            node = replace(node, ssh_port=node.ssh_port or 22, user=user)
+        self.identity_files: list[str] = []
+        self.target = replace(target, node=node)
+        names = (self._asked.address, node.address)
+        self.policy = KnownKeysOnly(self.target, names, self.settings)
+
+    @property
+    def needs_openssh(self) -> bool:
+        """Whether fabric does not know the way there, or a connection is open that needs none."""
+        settings = self.settings
+        return any(openssh.get(settings, way) for way in openssh.WAYS) or openssh.is_open(settings)
+
+    def start_openssh(self, otherwise: ConnectError | None = None) -> openssh.LogIn:
+        """A log-in by OpenSSH; `otherwise` is raised where that knows nothing better."""
+        return openssh.LogIn(self._asked, self.target, self.policy, self.settings, otherwise)
 
     @property
     def keys(self) -> str:
@@ -231,28 +159,34 @@ class Destination:
         if not self.target.use_ssh_config:
             return f"the key {identity}"
         named = [str(identity)] if identity else []
-        return "the keys of " + ", ".join([*named, *self.identity_files, "agent", "~/.ssh"])
+        return "the keys of " + ", ".join([*named, *self.identity_files, "agent"])
 
     def log_in(self, sock: Socket, deadline: Deadline) -> Any:
         """The connection over `sock`, as fabric's, whose `transport` is a Connection. Raises
         NodeUnreachable."""
-        policy = KnownKeysOnly(self.target, self.names, self.settings)
-        self.remote.client.set_missing_host_key_policy(policy)
+        theirs = self.target.use_ssh_config
+        remote: Any
+        remote = _make_theirs(self._asked, self.settings) if theirs else _Ours(self.target.node)
+        remote.connect_timeout = None  # the deadline rules
+        # paramiko would stumble over a file that is missing.
+        named = remote.ssh_config.get("identityfile", ())
+        self.identity_files = [name for name in named if Path(name).is_file()]
+        remote.client.set_missing_host_key_policy(self.policy)
         try:
             with _list_offers(self) as keys, deadline.enforce(sock.abort):
-                self.remote.connect_kwargs = {
+                remote.connect_kwargs = {
                     "sock": sock,
-                    "transport_factory": lambda sock, **_: Connection(sock, policy.kinds),
+                    "transport_factory": lambda sock, **_: Connection(sock, self.policy.kinds),
                     **dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), FAR),
                     **keys,
                 }
-                self.remote.open()
-                return self.remote
+                remote.open()
+                return remote
         except BaseException as error:
-            connection: Any = self.remote.client.get_transport()
+            connection: Any = remote.client.get_transport()
             stage = connection.stage if connection else "banner"
             refused = stage == "auth" and connection.is_active()
-            self.remote.client.close()
+            remote.client.close()
             sock.close()
             if isinstance(error, ConnectError) or not isinstance(error, LOST):
                 raise
@@ -276,13 +210,13 @@ def _list_offers(destination: Destination) -> Iterator[dict[str, Any]]:
     if not destination.target.use_ssh_config:
         yield {"pkey": key, "allow_agent": False, "look_for_keys": False}
         return
-    others = destination.settings.get("identitiesonly") != "yes"
+    others = openssh.get(destination.settings, "identitiesonly") != "yes"
     with closing(paramiko.Agent()) as agent:
         yield {
             "pkey": key or _find_in_agent(agent, destination.identity_files),
             "key_filename": destination.identity_files,
             "allow_agent": others,
-            "look_for_keys": others,
+            "look_for_keys": False,  # ssh_config names those, too
         }
 
 

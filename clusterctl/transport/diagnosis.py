@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from dataclasses import dataclass
 from functools import cache
@@ -34,9 +35,12 @@ FAILURES = (Failure, ClusterctlError, OSError)
 class ConnectError(NodeUnreachable):
     """`what` leaves the node and its address out: equal failures of many nodes fold into one."""
 
-    def __init__(self, who: str, what: str, *, hint: str = "", transient: bool = False) -> None:
+    def __init__(
+        self, who: str, what: str, *, hint: str = "", transient: bool = False, by_ssh: bool = False
+    ) -> None:
+        """`by_ssh`: OpenSSH itself may do better."""
         super().__init__(f"{who}: {what}", hint=hint, transient=transient)
-        self.what = what
+        self.what, self.by_ssh = what, by_ssh
 
 
 def describe_failure(error: BaseException, seconds: float) -> str:
@@ -76,11 +80,13 @@ class Target:
     def place(self) -> tuple[str, int]:
         return self.node.address, self.node.ssh_port
 
-    def make_error(self, what: str, hint: str = "", *, transient: bool = False) -> ConnectError:
+    def make_error(
+        self, what: str, hint: str = "", *, transient: bool = False, by_ssh: bool = False
+    ) -> ConnectError:
         address = self.node.address
         host = f"[{address}]" if ":" in address else address
         who = f"{self.node.name} ({host}:{self.node.ssh_port})"
-        return ConnectError(who, what, hint=hint, transient=transient)
+        return ConnectError(who, what, hint=hint, transient=transient, by_ssh=by_ssh)
 
     def make_behind_error(self, gateway: str, why: str, transient: bool) -> ConnectError:
         return self.make_error(f"not reachable through {gateway}: {why}", transient=transient)
@@ -91,9 +97,13 @@ class Target:
 
 
 class _Saying(msgspec.Struct, frozen=True):
+    """`ssh`: what OpenSSH says then, a regular expression; its groups are words of the others."""
+
     what: str
     hint: str = ""
     transient: bool = False
+    by_ssh: bool = False
+    ssh: str = ""
 
 
 @cache
@@ -106,7 +116,21 @@ def explain(target: Target, failure: str, **values: object) -> ConnectError:
     row, node = _read_sayings()[failure], target.node
     words = {"name": node.address, "port": node.ssh_port, "user": node.user, **values}
     what, hint = row.what.format_map(words), row.hint.format_map(words)
-    return target.make_error(what, hint, transient=row.transient)
+    return target.make_error(what, hint, transient=row.transient, by_ssh=row.by_ssh)
+
+
+def explain_ssh(target: Target, said: str, seconds: float, jumps: bool) -> ConnectError | None:
+    """Why OpenSSH failed that has said that. `jumps`: it went through hosts that it may name."""
+    for name, row in _read_sayings().items():
+        if row.ssh and (found := re.search(row.ssh, said, re.MULTILINE)):
+            words = {key: value.strip() for key, value in found.groupdict("").items()}
+            words = {"said": found[0].strip(), **words}
+            error = explain(target, name, seconds=seconds, **words)
+            where = words.get("name", "")
+            if jumps and where and where not in (target.node.address, target.node.name):
+                return target.make_behind_error(f"jump host {where}", error.what, error.transient)
+            return error
+    return None
 
 
 def explain_unknown_name(target: Target, error: Exception, seconds: float) -> ConnectError:

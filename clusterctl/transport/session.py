@@ -11,25 +11,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from clusterctl.core.clock import Deadline, now
 from clusterctl.transport.diagnosis import Failure
 from clusterctl.transport.protocol import OnStdout, wrap_command
 
-__all__ = ["paramiko"]
+__all__ = ["BufferedPipe", "PipeTimeout", "make_or_pipe", "make_pipe", "paramiko"]
 
 # paramiko takes a third of its time to load for invoke, if it is there: for `Match exec` in an
-# ssh_config. Where such a file counts, `connect` gives it back. Other modules take it from here.
+# ssh_config, which OpenSSH reads for us. Other modules take it from here.
 _MODULES: dict[str, Any] = sys.modules
 _WITHOUT = "invoke" not in _MODULES
 if _WITHOUT:
     _MODULES["invoke"] = None
 try:
     import paramiko
-    from paramiko.buffered_pipe import BufferedPipe
+    from paramiko.buffered_pipe import BufferedPipe, PipeTimeout
     from paramiko.common import MSG_CHANNEL_REQUEST, cMSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
     from paramiko.packet import Packetizer
+    from paramiko.pipe import make_or_pipe, make_pipe
 finally:
     if _WITHOUT:
         del _MODULES["invoke"]
@@ -175,6 +176,27 @@ class Connection(paramiko.Transport):  # type: ignore[misc]  # untyped
             return "kex"
         return "open" if self.is_authenticated() else "auth"
 
+    def abort(self) -> None:
+        self.sock.abort()
+
+    def read_host_key(self) -> str:
+        key: Any = self.get_remote_server_key()
+        return f"{key.get_name()} {key.get_base64()}"
+
+    def execute(self, line: str, stdout: Stdout, window: int, deadline: Deadline) -> Any:
+        """A channel on which the login shell gets `line`. Raises LOST."""
+        channel: Any = self.open_session(window, timeout=deadline.left)
+        channel.in_buffer = stdout  # nothing arrives before the command starts
+        # channel.exec_command would wait for the confirmation: a round trip, and without a limit.
+        message = paramiko.Message()
+        message.add_byte(cMSG_CHANNEL_REQUEST)
+        message.add_int(channel.remote_chanid)
+        message.add_string("exec")
+        message.add_boolean(True)
+        message.add_string(line)
+        self._send_user_message(message)
+        return channel
+
     def _keep_alive(self) -> None:
         # Asks for an answer, unlike paramiko's own, so that silence means something. It goes
         # through jump hosts, where TCP's timers see the first hop only.
@@ -182,7 +204,7 @@ class Connection(paramiko.Transport):  # type: ignore[misc]  # untyped
         if heard != self.sock.received:
             self._asked = self.sock.received, now()
         elif now() - asked > SILENCE:
-            self.sock.abort()
+            self.abort()
             return
         if not self.in_kex:
             message = paramiko.Message()
@@ -278,6 +300,20 @@ class Stdout(BufferedPipe):  # type: ignore[misc]  # untyped
         self.ended.set()
 
 
+class Carrier(Protocol):
+    """A connection on which commands run."""
+
+    sessions: threading.BoundedSemaphore
+
+    def is_active(self) -> bool: ...
+
+    def execute(self, line: str, stdout: Stdout, window: int, deadline: Deadline) -> Any:
+        """A paramiko.Channel, or what has its methods. LOST; TimeoutError."""
+
+    def abort(self) -> None:
+        """Cuts what runs on it."""
+
+
 class Session(AbstractContextManager["Session"]):
     """A command that runs: a Channel. As a context manager it closes itself and waits for nothing.
 
@@ -289,7 +325,7 @@ class Session(AbstractContextManager["Session"]):
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Carrier,
         command: str,
         deadline: Deadline,
         *,
@@ -299,27 +335,26 @@ class Session(AbstractContextManager["Session"]):
         self._connection = connection
         self._deadline = deadline
         self._stdout = Stdout(on_stdout, COLLECT_LIMIT if collect else math.inf)
+        line = wrap_command(f"echo {START.decode().strip()}; {command}")
         self._stderr = b""
         self._closed = False
         if not deadline.wait(lambda left: connection.sessions.acquire(timeout=left)):
             raise Failure("too many commands are running on this connection")
         try:
-            with deadline.enforce(connection.sock.abort):
-                self._channel = self._open(COLLECT_LIMIT if collect else STREAM_WINDOW)
-                self._channel.in_buffer = self._stdout  # nothing arrives before _start
-                self._start(command)
+            with deadline.enforce(connection.abort):
+                self._channel = self._open(line, COLLECT_LIMIT if collect else STREAM_WINDOW)
         except BaseException:
             connection.sessions.release()
             raise
 
-    def _open(self, window: int) -> Any:
+    def _open(self, line: str, window: int) -> Any:
         # sshd counts a session for a moment longer than it lasts, so that a refusal may be early.
         # Which exception it is says little: threads that open at the same time share one slot
         # for it in paramiko, and mix theirs up.
         pause, patience = 0.005, self._deadline.limit(SESSION_PATIENCE)
         while True:
             try:
-                return self._connection.open_session(window, timeout=self._deadline.left)
+                return self._connection.execute(line, self._stdout, window, self._deadline)
             except LOST as error:
                 self._fail_if_lost(error)
                 if self._deadline.passed:
@@ -330,19 +365,6 @@ class Session(AbstractContextManager["Session"]):
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-
-    def _start(self, command: str) -> None:
-        # channel.exec_command would wait for the confirmation: a round trip, and without a limit.
-        message = paramiko.Message()
-        message.add_byte(cMSG_CHANNEL_REQUEST)
-        message.add_int(self._channel.remote_chanid)
-        message.add_string("exec")
-        message.add_boolean(True)
-        message.add_string(wrap_command(f"echo {START.decode().strip()}; {command}"))
-        try:
-            self._connection._send_user_message(message)
-        except LOST as error:
-            raise ConnectionLost from error
 
     def send(self, data: bytes, timeout: float | None = None) -> None:
         rest = memoryview(data)
@@ -439,7 +461,7 @@ class Session(AbstractContextManager["Session"]):
         """
         self._channel.settimeout(SLICE if timeout is None else min(timeout, SLICE))
         deadline = self._deadline if timeout is None else Deadline(timeout)
-        return deadline.enforce(self._connection.sock.abort)
+        return deadline.enforce(self._connection.abort)
 
     def _fail_if_lost(self, cause: BaseException | None) -> None:
         if not self._connection.is_active():

@@ -1,6 +1,7 @@
 """A node over SSH: one persistent connection, opened at first use, opened anew when it was lost.
 
-Importing this module is cheap: paramiko and fabric come with the first connect.
+Our own nodes are reached by paramiko, hosts of the user's by fabric where keys let us in directly,
+else by their own `ssh`. Importing this module is cheap: all that comes with the first connect.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clusterctl.core.clock import Deadline, run_in_background
+from clusterctl.core.clock import Deadline, now, run_in_background
 from clusterctl.core.model import NodeResult
 from clusterctl.transport import copying, diagnosis
 from clusterctl.transport.diagnosis import FAILURES, ConnectError, Target
-from clusterctl.transport.protocol import MAX_DEPTH, OnStdout
+from clusterctl.transport.protocol import OnStdout
 
 if TYPE_CHECKING:
+    from clusterctl.transport.connect import Destination
+    from clusterctl.transport.openssh import LogIn, Master
     from clusterctl.transport.session import Connection, Session, Socket
 
 
 CONNECT_LIMIT = 10.0
 """Seconds that a connection which is opened in passing may take, whatever the command may take: a
 node that hangs is named before anybody wonders. `connect` has its own limit."""
+
+SLICE = 0.25
+"""Seconds of waiting for another attempt, after which we look whether somebody is asked."""
 
 
 def preload() -> None:
@@ -37,15 +43,18 @@ def preload() -> None:
 
 class SshTransport:
     """A Transport, through `gateway` if there is one. Safe to use from many threads: up to ten
-    commands run at a time, others wait. `depth`: how many jump hosts of the user's lead to it."""
+    commands run at a time, others wait."""
 
-    def __init__(self, target: Target, gateway: SshTransport | None = None, depth: int = 0) -> None:
+    def __init__(self, target: Target, gateway: SshTransport | None = None) -> None:
         self.node = target.node
-        self._target, self._gateway, self._depth = target, gateway, depth
-        self._jumps: list[SshTransport] = []
+        self._target, self._gateway = target, gateway
         self._connecting = threading.Lock()
-        self._socket: Socket | None = None
-        self._remote: Any = None
+        self._socket: Socket | LogIn | None = None
+        self._connection: Connection | Master | None = None
+        self._denied: ConnectError | None = None
+        """Somebody was asked, and could not let us in: nobody is asked twice."""
+        self._client: Any = None
+        """What ends it."""
 
     def connect(self, timeout: float) -> None:
         self._ensure_connected(Deadline(timeout))
@@ -59,8 +68,7 @@ class SshTransport:
         connection = self._find_alive()
         if connection is None:
             raise diagnosis.explain(self._target, "not-connected")
-        key: Any = connection.get_remote_server_key()
-        return f"{key.get_name()} {key.get_base64()}"
+        return connection.read_host_key()
 
     def run(
         self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None
@@ -95,14 +103,12 @@ class SshTransport:
 
     def close(self) -> None:
         sock, self._socket = self._socket, None
-        remote, self._remote = self._remote, None
-        jumps, self._jumps = self._jumps, []
+        client, self._client = self._client, None
+        self._connection = None
         if sock is not None:
             sock.abort()
-        if remote is not None:
-            remote.client.close()
-        for jump in reversed(jumps):
-            jump.close()
+        if client is not None:
+            client.close()
 
     def _run_action(
         self, action: Callable[[copying.StartCommand], NodeResult], timeout: float
@@ -118,60 +124,71 @@ class SshTransport:
         self, deadline: Deadline, command: str, *, collect: bool, on_stdout: OnStdout | None = None
     ) -> Session:
         """Connects if need be and starts `command`. Raises FAILURES."""
-        connection = self._ensure_connected(deadline.limit(CONNECT_LIMIT))
+        limit = deadline.limit(CONNECT_LIMIT)
+        at = limit.at
+        connection = self._ensure_connected(limit)
+        deadline.at += limit.at - at  # somebody was asked
         from clusterctl.transport.session import Session
 
         return Session(connection, command, deadline, collect=collect, on_stdout=on_stdout)
 
-    def _find_alive(self) -> Connection | None:
-        remote = self._remote
-        connection: Connection | None = remote and remote.transport
+    def _find_alive(self) -> Connection | Master | None:
+        connection = self._connection
         return connection if connection and connection.is_active() else None
 
-    def _ensure_connected(self, deadline: Deadline) -> Connection:
+    def _ensure_connected(self, deadline: Deadline) -> Connection | Master:
         if connection := self._find_alive():
             return connection
-        if not deadline.wait(lambda left: self._connecting.acquire(timeout=left)):
-            raise diagnosis.explain(self._target, "slow-attempt", seconds=deadline.seconds)
+        while not self._connecting.acquire(timeout=min(deadline.left, SLICE)):
+            if getattr(self._socket, "asks", False):
+                deadline.at = max(deadline.at, now() + CONNECT_LIMIT)
+            elif deadline.passed:
+                raise diagnosis.explain(self._target, "slow-attempt", seconds=deadline.seconds)
         try:
             return self._find_alive() or self._reconnect(deadline)
         finally:
             self._connecting.release()
 
-    def _reconnect(self, deadline: Deadline) -> Connection:
+    def _reconnect(self, deadline: Deadline) -> Connection | Master:
         from clusterctl.transport import connect as transport_connect
         from clusterctl.transport.connect import Destination
 
+        if self._denied:
+            raise self._denied
         self.close()
-        destination = Destination(self._target)
+        destination = Destination(self._target, deadline)
         target = destination.target
-        kind, gateway = "gateway", self._gateway
-        if gateway is None:
-            kind, gateway = "jump host", self._jump_through(destination.jumps)
-        if gateway is not None:
-            name = f"{kind} {gateway.node.name}"
+        if destination.needs_openssh:
+            return self._reconnect_by_ssh(destination, None, deadline)
+        if self._gateway is not None:
+            name = f"gateway {self._gateway.node.name}"
             try:
-                hop = gateway._ensure_connected(deadline)
+                hop: Any = self._gateway._ensure_connected(deadline)
             except ConnectError as error:
                 raise target.make_behind_error(name, error.what, error.transient) from error
             sock = transport_connect.open_through(hop, name, target, deadline)
-        elif command := destination.proxy or target.node.tunnel:
-            sock = transport_connect.open_piped(command)
+        elif target.node.tunnel:
+            sock = transport_connect.open_piped(target.node.tunnel)
         else:
             sock = transport_connect.open_direct(target, deadline)
         self._socket = sock
-        self._remote = destination.log_in(sock, deadline)
-        connection: Connection = self._remote.transport
-        return connection
+        try:
+            remote = destination.log_in(sock, deadline)
+        except ConnectError as error:
+            if not (target.use_ssh_config and error.by_ssh):
+                raise
+            return self._reconnect_by_ssh(destination, error, deadline)
+        self._client, connection = remote.client, remote.transport
+        self._connection = connection
+        return connection  # type: ignore[no-any-return]  # fabric is untyped
 
-    def _jump_through(self, hosts: list[str]) -> SshTransport | None:
-        """The last of the user's jump hosts, each of which is reached through the one before."""
-        gateway = None
-        for host in hosts:
-            if self._depth == MAX_DEPTH:
-                raise self._target.make_error("the jump hosts in your ssh_config form a loop")
-            node = replace(self.node, name=host, address=host, ssh_port=0, user="")
-            target = replace(self._target, node=node, use_ssh_config=True)
-            gateway = SshTransport(target, gateway, self._depth + 1)
-            self._jumps.append(gateway)
-        return gateway
+    def _reconnect_by_ssh(
+        self, destination: Destination, otherwise: ConnectError | None, deadline: Deadline
+    ) -> Master:
+        attempt = self._socket = destination.start_openssh(otherwise)
+        try:
+            self._client = self._connection = attempt.log_in(deadline)
+        except ConnectError as error:
+            self._denied = error if attempt.questions else None
+            raise
+        return self._connection

@@ -415,11 +415,11 @@ def test_bad_ssh_config(sshd: Sshd, home: Path) -> None:
 def test_proxy_jump(sshd: Sshd, start_sshd: Callable[..., Sshd], home: Path) -> None:
     first, second = start_sshd("first"), start_sshd("second")
     (home / ".ssh/config").write_text(
-        f"Host *\n  ProxyJump first,second\n"
         f"Host first\n  HostName 127.0.0.1\n  Port {first.port}\n  IdentityFile {first.identity}\n"
         f"Host second\n  HostName 127.0.0.1\n  Port {second.port}\n"
         f"  IdentityFile {second.identity}\n"
         f"Host box\n  HostName 127.0.0.1\n  Port {sshd.port}\n  IdentityFile {sshd.identity}\n"
+        f"  ProxyJump first,second\n"
     )
     known = [server.known_hosts.read_text() for server in (first, second, sshd)]
     (home / ".ssh/known_hosts").write_text("".join(known))
@@ -432,16 +432,11 @@ def test_proxy_jump(sshd: Sshd, start_sshd: Callable[..., Sshd], home: Path) -> 
     (home / ".ssh/known_hosts").write_text(known[0] + known[2])
     with (
         closing(sshd.transport(**arguments, known_hosts=home / "none")) as transport,
-        pytest.raises(NodeUnreachable, match=r"through jump host second: .* is not known"),
+        pytest.raises(NodeUnreachable) as caught,
     ):
         transport.connect(10)
-
-
-def test_jump_hosts_in_a_circle(sshd: Sshd, home: Path) -> None:
-    (home / ".ssh/config").write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
-    transport = sshd.transport(node=make_node(0, address="a"), use_ssh_config=True)
-    with closing(transport), pytest.raises(NodeUnreachable, match="form a loop"):
-        transport.connect(10)
+    offered = f"{fingerprint(second.folder / 'host.pub')} of [127.0.0.1]:{second.port}"
+    assert f"host key {offered} is not known; nothing was sent" in caught.value.message
 
 
 def test_gateway(sshd: Sshd, start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:

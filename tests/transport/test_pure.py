@@ -6,7 +6,6 @@ import base64
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from clusterctl.core import assets
 from clusterctl.core import keys as core_keys
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import NodeResult, fold, shorten
-from clusterctl.transport import connect, protocol
+from clusterctl.transport import protocol
 from tests.unit.tables import rows
 
 
@@ -140,58 +139,3 @@ def test_paths_are_no_options() -> None:
     assert protocol.quote_path("-rf") == "./-rf"
     assert protocol.quote_path("/a b") == "'/a b'"
     assert protocol.quote_path("") == "./"
-
-
-def test_ssh_config_includes(home: Path) -> None:
-    (home / ".ssh/config").write_text(
-        "Include more/*.conf\nCompression yes\nHost a\n  User one\n  Include none\n  Port 7\n"
-    )
-    (home / ".ssh/more").mkdir()
-    (home / ".ssh/more/x.conf").write_text("Host b\n  User two\n  Include ~/.ssh/deep\n")
-    (home / ".ssh/deep").write_text("Port=8\nInclude deep\n")  # itself
-    config = connect.load_ssh_config("c", 9, "me")
-    a, b = config.lookup("a"), config.lookup("b")
-    assert (a.get("user"), a.get("port"), a.get("compression")) == ("one", "7", "yes")
-    assert (b.get("user"), b.get("port"), b.get("compression")) == ("two", "8", "yes")
-    assert (config.lookup("c")["user"], config.lookup("c")["port"]) == ("me", "9")
-
-
-ASKED = """
-from clusterctl.transport import connect
-found = connect.load_ssh_config("c", 0, "").lookup("a")
-print(found.get("port"), found.get("user"))
-"""
-
-
-def test_ssh_config_may_ask_a_command(home: Path) -> None:
-    """By what paramiko loads only where there is such a file."""
-    lines = 'Match exec "test %h = a"\n  Port 7\nMatch exec false\n  User two\n'
-    (home / ".ssh/config").write_text(lines)
-    assert subprocess.check_output([sys.executable, "-c", ASKED], stdin=subprocess.DEVNULL) == (
-        b"7 None\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "host", "hops", "command"),
-    [
-        ({}, "a", [], ""),
-        ({"proxyjump": "none"}, "a", [], ""),
-        ({"proxyjump": "me@b:7, c"}, "a", ["me@b:7", "c"], ""),
-        ({"proxyjump": "ssh://b"}, "a", ["b"], ""),
-        ({"proxyjump": "gate"}, "gate", [], ""),
-        ({"proxyjump": "b,c"}, "c", ["b"], ""),
-        ({"proxyjump": "b", "proxycommand": "nc"}, "a", ["b"], ""),
-        ({"proxycommand": "nc", "proxyjump": "b"}, "a", [], "nc"),
-        ({"proxycommand": None, "proxyjump": "b"}, "a", [], ""),
-    ],
-)
-def test_ways_to_a_host(settings: dict[str, str], host: str, hops: list[str], command: str) -> None:
-    assert connect.list_jumps(settings, host) == hops
-    assert connect.find_proxy_command(settings) == command
-
-
-def test_known_hosts_files(home: Path) -> None:
-    files = connect.list_known_hosts_files({"userknownhostsfile": "~/a %d/b /c"})
-    assert files[:3] == [home / "a", home / "b", Path("/c")]
-    assert home / ".ssh/known_hosts" in connect.list_known_hosts_files({})

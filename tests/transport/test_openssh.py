@@ -1,0 +1,341 @@
+"""Hosts that only the user's own `ssh` gets into: open masters, passwords, passphrases."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from clusterctl.core.clock import Deadline
+from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.transport.connect import Destination
+from clusterctl.transport.diagnosis import Target
+from clusterctl.transport.ssh import SshTransport
+from tests.conftest import Need
+from tests.e2e.cli import wait_for
+from tests.terminal import Terminal
+from tests.transport.lab import Sshd, make_node, start, stop
+from tests.transport.test_connect import RELAY
+
+pytestmark = pytest.mark.sshd
+
+
+def by_name(server: Sshd, home: Path, lines: str, **changes: object) -> SshTransport:
+    """A transport to the host `box` of an ssh_config with these lines."""
+    (home / ".ssh/config").write_text(f"Host box\n  HostName 127.0.0.1\n{lines}")
+    (home / ".ssh/known_hosts").write_text(server.known_hosts.read_text())
+    arguments = {"identity": None, "use_ssh_config": True, "known_hosts": home / "none"}
+    node = make_node(0, address="box")
+    return server.transport(**{"node": node, **arguments, **changes})
+
+
+def write_proxy(server: Sshd, home: Path) -> str:
+    """The lines of an ssh_config by which its key lets us in, and only OpenSSH finds the way."""
+    (home / "relay.py").write_text(RELAY)
+    key = f"  Port {server.port}\n  IdentityFile {server.identity}\n"
+    return f"{key}  ProxyCommand {sys.executable} {home}/relay.py %h %p\n"
+
+
+def masters() -> list[str]:
+    """Command lines of ssh processes that this test's clusterctl has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                theirs = f"HOME={Path.home()}".encode() in (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if theirs and "ControlPath=" in words:
+                found.append(words)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# Connections that the user has open.
+
+
+@pytest.fixture
+def master(sshd: Sshd, home: Path, need: Need) -> Iterator[str]:
+    """A connection that the user has open; the lines of their ssh_config, without a key."""
+    path = home / "m-%r@%h:%p"
+    lines = f"  Port {sshd.port}\n  ControlPath {path}\n  IdentityFile {home}/none\n"
+    lines += "  IdentitiesOnly yes\n"
+    (home / "open").write_text(f"Host box\n  HostName 127.0.0.1\n{lines}")
+    ssh = [need("ssh"), "-F", str(home / "open"), "-o", f"UserKnownHostsFile={sshd.known_hosts}"]
+    opening = ("-i", str(sshd.identity), "-M", "-N", "-f")
+    subprocess.run([*ssh, *opening, "box"], check=True, timeout=20)
+    try:
+        yield lines
+    finally:
+        subprocess.run([*ssh, "-O", "exit", "box"], check=True, timeout=20, capture_output=True)
+
+
+def test_a_connection_that_is_open_is_used_and_left_open(
+    sshd: Sshd, home: Path, master: str, tmp_path: Path
+) -> None:
+    before = sshd.log_ins
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/data").write_bytes(os.urandom(3_000_000))
+    with closing(by_name(sshd, home, master)) as transport:
+        result = transport.run("echo out; echo err >&2; cat; exit 7", stdin=b"in", timeout=10)
+        assert (result.stdout, result.stderr, result.exit_code) == (b"out\nin", b"err\n", 7)
+        assert transport.put(tmp_path / "source", str(tmp_path / "there"), timeout=20).ok
+        assert transport.get(str(tmp_path / "there"), tmp_path / "back", timeout=20).ok
+        with closing(transport.open("while read line; do echo got $line; done")) as channel:
+            channel.send(b"one\n", 10)
+            assert channel.receive(10) == b"got one\n"
+        kind = sshd.public().split()[:2]
+        assert transport.read_host_key().split() == kind
+    assert (tmp_path / "back/data").read_bytes() == (tmp_path / "source/data").read_bytes()
+    with closing(by_name(sshd, home, master)) as again:
+        assert again.run("true", timeout=10).ok
+    assert sshd.log_ins == before
+    assert not masters()
+
+
+def test_too_many_sessions(start_sshd: Callable[..., Sshd], home: Path) -> None:
+    server = start_sshd(extra="MaxSessions 1\n")
+    proxy = write_proxy(server, home)
+    with closing(by_name(server, home, proxy)) as transport:
+        with closing(transport.open("echo ready; cat")) as first:
+            assert first.receive(10) == b"ready\n"
+            assert "MaxSessions" in transport.run("true", timeout=20).error
+        assert transport.run("echo again", timeout=10).text == "again\n"
+
+
+def test_a_lost_connection_is_opened_again(start_sshd: Callable[..., Sshd], home: Path) -> None:
+    server = start_sshd()
+    proxy = write_proxy(server, home)
+    with closing(by_name(server, home, proxy)) as transport:
+        result = transport.run("kill $PPID; sleep 60", timeout=60)
+        assert (result.exit_code, result.error) == (None, "the connection was lost")
+        assert transport.run("exit 255", timeout=10).exit_code == 255
+    wait_for(lambda: not masters(), 10, "the master's end")
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from clusterctl.core.model import Node, Role
+from clusterctl.transport.diagnosis import Target
+from clusterctl.transport.ssh import SshTransport
+node = Node(name="login", role=Role.LOGIN, address="box", private_address="box", ssh_port=0,
+            job_port=0, user="", root="")
+"""
+TRY = """
+def connect(name="login"):
+    transport = SshTransport(Target(node, None, Path("/none"), use_ssh_config=True))
+    result = transport.run("echo $0 hello", timeout=10)
+    print(result.error or result.text.strip(), flush=True)
+    return transport
+"""
+
+
+def test_a_killed_process_leaves_no_connection(sshd: Sshd, home: Path) -> None:
+    proxy = write_proxy(sshd, home)
+    by_name(sshd, home, proxy)
+    program = f"{HELD}{TRY}kept = connect()\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"/bin/sh hello\n"
+        assert len(masters()) >= 1
+        process.kill()
+    wait_for(lambda: not masters(), 10, "the master's end")
+
+
+# -------------------------------------------------------------------------------------------------
+# ssh_config is read by OpenSSH.
+
+
+def test_ssh_config_is_what_openssh_makes_of_it(home: Path) -> None:
+    (home / ".ssh/config").write_text(
+        f"Include {home}/.ssh/more/*.conf\nHost a\n  User one\n  Include {home}/none\n  Port 7\n"
+        'Match host a exec "test %h = a"\n  IdentityFile /by-exec\n'
+        "Match final host final.example\n  Port 9\n"
+    )
+    (home / ".ssh/more").mkdir()
+    (home / ".ssh/more/x.conf").write_text("Host b\n  HostName final.example\n  User two\n")
+
+    def resolve(name: str, port: int = 0) -> tuple[str, int, str]:
+        target = Target(make_node(port, address=name, user=""), None, home / "none", True)
+        node = Destination(target, Deadline(20)).target.node
+        return node.address, node.ssh_port, node.user
+
+    assert resolve("a") == ("a", 7, "one")
+    assert resolve("b") == ("final.example", 9, "two")
+    assert resolve("a", 8) == ("a", 8, "one")
+    (home / ".ssh/config").write_text("this-is-no-line\n")
+    with pytest.raises(UsageError, match=r"ssh_config cannot be read for a: .*this-is-no-line"):
+        resolve("a")
+
+
+# -------------------------------------------------------------------------------------------------
+# Questions.
+
+
+PAM = """\
+#!/bin/sh
+exec unshare -m sh -c '
+    mount --bind {folder}/pam /etc/pam.d/sshd; mount --bind {folder}/shadow /etc/shadow
+    exec {sshd} "$@"' sshd "$@"
+"""
+HASH = "$5$saltsalt$7nms7uea33j6nUc5B/QNWbGgEhGAZc61YUN0rQzogB0"  # "Hello world!"
+
+
+@pytest.fixture
+def asking(need: Need, need_root: None, tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
+    """Starts a server that wants a password, and perhaps more; root's was set on `day`."""
+    servers: list[Sshd] = []
+    if not Path("/etc/pam.d/sshd").exists():
+        pytest.skip("needs Debian's openssh-server")
+
+    def one(extra: str, day: int = 20000) -> Sshd:
+        shadow = Path("/etc/shadow").read_text().splitlines()
+        others = [line for line in shadow if not line.startswith("root:")]
+        lines = [f"root:{HASH}:{day}:0:99999:7:::", *others, ""]
+        (tmp_path / "shadow").write_text("\n".join(lines))
+        (tmp_path / "pam").write_text(
+            "auth required pam_unix.so\naccount required pam_unix.so\n"
+            "session required pam_permit.so\npassword required pam_unix.so\n"
+        )
+        program = tmp_path / "sshd"
+        program.write_text(PAM.format(folder=tmp_path, sshd=need("sshd")))
+        program.chmod(0o755)
+        extra += "UsePAM yes\nPermitRootLogin yes\n"
+        servers.append(start(str(program), tmp_path / "asks", extra))
+        return servers[-1]
+
+    yield one
+    for server in servers:
+        stop(server)
+
+
+def on_terminal(program: str) -> Terminal:
+    argv = ["setsid", "--ctty", "--wait", sys.executable, "-c", textwrap.dedent(program)]
+    return Terminal(argv, keyboard=True, width=200)
+
+
+def type_answers(terminal: Terminal, *answers: tuple[str, bytes]) -> list[str]:
+    """Answers each of these questions when it is asked; the screen at the end."""
+    for number, (question, answer) in enumerate(answers, start=1):
+        while sum(question in line for line in terminal.screen.text) < [
+            one for one, _ in answers[:number]
+        ].count(question):
+            terminal.until_more()
+        terminal.send(answer)
+    return terminal.wait()
+
+
+BOTH = "PubkeyAuthentication no\nPasswordAuthentication yes\nKbdInteractiveAuthentication yes\n"
+BOTH += "AuthenticationMethods password,keyboard-interactive\n"
+
+
+def test_a_password_and_a_second_factor_are_asked_once(
+    asking: Callable[..., Sshd], home: Path
+) -> None:
+    server = asking(BOTH)
+    by_name(server, home, f"  Port {server.port}\n  User root\n")
+    program = f"{HELD}{TRY}kept = connect()\nprint(kept.run('echo again', timeout=9).text)"
+    terminal = on_terminal(program)
+    with closing(terminal):
+        secret = b"Hello world!\n"
+        questions = (("root@127.0.0.1's password:", secret), ("Password:", secret))
+        said = type_answers(terminal, *questions)
+    assert said[-2:] == ["/bin/sh hello", "again"]
+    assert "Hello world!" not in terminal.raw
+    assert terminal.process.returncode == 0
+    assert server.log.count("Accepted keyboard-interactive") == 1
+    assert not masters()
+
+
+def test_a_wrong_password_is_asked_for_again_and_then_no_more(
+    asking: Callable[..., Sshd], home: Path
+) -> None:
+    server = asking("PubkeyAuthentication no\nPasswordAuthentication yes\nMaxAuthTries 3\n")
+    by_name(server, home, f"  Port {server.port}\n  User root\n  NumberOfPasswordPrompts 2\n")
+    program = f"{HELD}{TRY}kept = connect()\nprint(kept.run('true', timeout=9).error)"
+    with closing(on_terminal(program)) as terminal:
+        said = type_answers(terminal, *[("root@127.0.0.1's password:", b"wrong\n")] * 2)
+    why = 'sshd refused user root with what was answered to "root@127.0.0.1\'s password:"'
+    assert said[-2:] == [why, why]
+
+
+def test_ctrl_c_at_a_question(asking: Callable[..., Sshd], home: Path) -> None:
+    server = asking("PubkeyAuthentication no\nPasswordAuthentication yes\n")
+    by_name(server, home, f"  Port {server.port}\n  User root\n")
+    with closing(on_terminal(f"{HELD}{TRY}connect()")) as terminal:
+        said = type_answers(terminal, ("root@127.0.0.1's password:", b"\x03"))
+    assert "KeyboardInterrupt" in said[-1]
+    assert not masters()
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ("PubkeyAuthentication no\nPasswordAuthentication yes\n", "root@127.0.0.1's password:"),
+        ("PubkeyAuthentication no\nKbdInteractiveAuthentication yes\n", "Password:"),
+    ],
+)
+def test_nobody_is_asked_without_a_terminal(
+    extra: str, words: str, asking: Callable[..., Sshd], home: Path
+) -> None:
+    server = asking(extra)
+    transport = by_name(server, home, f"  Port {server.port}\n  User root\n")
+    with closing(transport):
+        for _ in range(2):
+            with pytest.raises(NodeUnreachable) as caught:
+                transport.connect(10)
+            assert "ssh asks" in caught.value.message
+            assert words in caught.value.message
+            assert "there is no terminal to answer on" in caught.value.message
+            assert caught.value.exit_code == 4
+    assert "Failed password" not in server.log
+    assert "ssh -N" not in "".join(masters())
+
+
+def test_an_expired_password_is_said(asking: Callable[..., Sshd], home: Path) -> None:
+    server = asking("", day=0)
+    key = f"  Port {server.port}\n  User root\n  IdentityFile {server.identity}\n"
+    with closing(by_name(server, home, key)) as transport:
+        result = transport.run("echo out", timeout=10)
+    assert result.exit_code == 1
+    assert "password has expired" in result.stderr.decode()
+
+
+@pytest.fixture
+def locked(sshd: Sshd, home: Path, need: Need) -> str:
+    """The lines of an ssh_config whose key has a passphrase."""
+    key = home / "locked"
+    shutil.copy(sshd.identity, key)
+    command = [need("ssh-keygen"), "-q", "-a", "1", "-p", "-P", "", "-N", "secret", "-f", str(key)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return f"  Port {sshd.port}\n  IdentityFile {key}\n"
+
+
+def test_a_passphrase_is_asked_once_for_all_hosts(sshd: Sshd, home: Path, locked: str) -> None:
+    by_name(sshd, home, locked)
+    program = f"{HELD}{TRY}kept = connect(), connect()"
+    with closing(on_terminal(program)) as terminal:
+        said = type_answers(terminal, ("Enter passphrase for key", b"secret\n"))
+    assert said[-2:] == ["/bin/sh hello"] * 2
+    with closing(on_terminal(f"{HELD}{TRY}connect()")) as terminal:
+        said = type_answers(terminal, *[("Enter passphrase for key", b"wrong\n")] * 3)
+    assert 'with what was answered to "Enter passphrase for key' in said[-1]
+
+
+def test_a_passphrase_without_a_terminal(sshd: Sshd, home: Path, locked: str) -> None:
+    with (
+        closing(by_name(sshd, home, locked)) as transport,
+        pytest.raises(NodeUnreachable) as caught,
+    ):
+        transport.connect(10)
+    assert 'ssh asks "Enter passphrase for key' in caught.value.message
+    assert "ssh-agent" in caught.value.hint
