@@ -114,7 +114,7 @@ def _answers(path: Path) -> bool:
 # Opening a master.
 
 
-class KnownKeys(Protocol):
+class TrustedKeys(Protocol):
     """The keys that a host may show. `ours`: those of the cluster's own file, not the user's."""
 
     keys: Sequence[core_keys.HostKey]
@@ -175,7 +175,7 @@ class LogIn:
         self,
         asked: Node,
         target: Target,
-        known: KnownKeys,
+        known: TrustedKeys,
         settings: SshSettings,
         otherwise: ConnectError | None,
     ) -> None:

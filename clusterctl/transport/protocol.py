@@ -17,10 +17,6 @@ OnStdout = Callable[[bytes], None]
 """Called with each piece of a command's stdout, in another thread. It must be quick."""
 
 
-MAX_DEPTH = 16
-"""OpenSSH's own limit for files that include files, and ours for jump hosts behind jump hosts."""
-
-
 class Channel(Protocol):
     """A command that runs on a node while we talk with it over its stdin and stdout.
 
@@ -58,7 +54,8 @@ class Transport(Protocol):
         """Runs `command` (POSIX sh, whatever the login shell is) and waits for it. `on_stdout` gets
         its stdout as it comes, piece by piece, beside the result.
 
-        A command that a signal ended has the exit code 128 + signal, as in a shell. It has ended
+        A command that a signal ended has the exit code 128 + signal, as in a shell (over OpenSSH,
+        255, as of `ssh`). It has ended
         when it has exited and all copies of its stdout are closed: give a background process
         other outputs.
         """
