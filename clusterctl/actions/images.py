@@ -7,6 +7,7 @@ them ends up in the image. `docker/downloads.json` lists all of it with checksum
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -33,7 +34,7 @@ _REPOSITORY = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`--image KIND=REFERENCE` uses it: `kind` is that of the nodes that it is for."""
+    """`--image KIND=REFERENCE` uses it: `kind` is that of the nodes that it is for; "": all."""
 
     kind: str
     reference: str
@@ -43,31 +44,35 @@ class Built:
 
 
 def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Built:
-    """Builds the image `name` and pushes it to the repository `push`, if given.
+    """Builds the image `name`, or the one of the user's own Dockerfile of that path, and pushes it
+    to the repository `push`, if given.
 
     `base`: an image to build on instead of the pinned one. Raises ProviderError where the engine,
     a download or a step fails.
     """
-    _check_known(name)
+    own: Path | None = Path(name, "Dockerfile") if os.path.isdir(name) else Path(name)
+    if name in registry.list_names() or not (own and own.is_file()):
+        own = None
+        _check_known(name)
+    elif base:
+        raise UsageError(
+            "--base works only with a recipe of clusterctl", hint=f"change FROM in {own}"
+        )
     if push and not _REPOSITORY.fullmatch(push):
         raise UsageError(
             f"--push {push!r} is not a repository", hint="such as registry.example.com/team"
         )
-    downloads = registry.read_downloads()
-    registry.check_complete(name, downloads)
-    containers.require()
-    given = registry.list_arguments(name, downloads, base)
-    _pull(name, given, on_line)
-    reference = catalog.name_local_image(name)
+    kind = "" if own else name
+    reference = catalog.name_local_image(_name_own(own) if own else name)
     if push:
         reference = f"{push}/{reference.rpartition('/')[2]}"
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-") as scratch:
-        context = Path(scratch, "context")
-        prepare(name, downloads, context, on_line)
         argv = ["docker", "build", "--network=host", "--tag", reference]
-        for key, value in given.items():
-            argv += ["--build-arg", f"{key}={value}"]
-        argv.append(str(context))
+        if own:
+            containers.require()
+            argv += ["--file", str(own.absolute()), str(own.absolute().parent)]
+        else:
+            argv += _lay_out(name, base, Path(scratch, "context"), on_line)
         _run_watched(argv, Path(scratch), on_line, f"the image {name!r} could not be built")
         if push:
             argv = ["docker", "push", reference]
@@ -77,7 +82,27 @@ def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Bu
     if not found.ok:
         raise ProviderError(f"the engine has no image {reference}: {_describe_failure(found)}")
     id, size = found.text.split()
-    return Built(catalog.COMPILED_FOR.get(name, name), reference, id, int(size), bool(push))
+    return Built(kind, reference, id, int(size), bool(push))
+
+
+def _lay_out(name: str, base: str, context: Path, on_line: Reporter) -> list[str]:
+    """The rest of the command line of `docker build` for a recipe, whose files are there then."""
+    downloads = registry.read_downloads()
+    registry.check_complete(name, downloads)
+    containers.require()
+    given = registry.list_arguments(name, downloads, base)
+    _pull(name, given, on_line)
+    prepare(name, downloads, context, on_line)
+    words = [word for key, value in given.items() for word in ("--build-arg", f"{key}={value}")]
+    return [*words, str(context)]
+
+
+def _name_own(file: Path) -> str:
+    """From `lab/Dockerfile`, `Dockerfile.lab` or `lab.Dockerfile`: `lab`."""
+    parts = [part for part in file.name.split(".") if part.lower() != "dockerfile"]
+    name = "-".join(parts) or file.absolute().parent.name
+    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "own"
+    return f"own-{name}" if name in registry.list_names() else name
 
 
 def _check_known(name: str) -> None:
@@ -85,30 +110,33 @@ def _check_known(name: str) -> None:
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}"
-        raise UsageError(f"no recipe for an image named {name!r}", hint=hint)
+        if "/" in name or "Dockerfile" in name:
+            raise UsageError(f"no file {name}", hint="give the path of a Dockerfile, or a recipe")
+        raise UsageError(
+            f"no recipe for an image named {name!r}", hint=f"{hint}; or the path of a Dockerfile"
+        )
 
 
 def _pull(name: str, given: dict[str, str], on_line: Reporter) -> None:
-    """The images that it is built on, before gigabytes of wheels are fetched for nothing.
+    """The image that it is built on, before gigabytes of wheels are fetched for nothing.
 
-    Where a pinned one cannot be had, one of the same tag that was put on this engine will do; the
+    Where the pinned one cannot be had, one of the same tag that was put on this engine will do; the
     argument then says so.
     """
-    other = f"`clusterctl image build {name} --base IMAGE` builds it on another Debian 12"
-    for argument, hint in (("BASE", other), ("TOOLKIT", "")):
-        reference = given.get(argument, "")
-        if not reference or containers.has_image(reference):
-            continue
-        on_line(f"pulling {reference}")
-        what = f"the image {name!r} is built on {reference}, which could not be pulled"
-        try:
-            containers.need("pull", "--quiet", reference, what=what, timeout=_PATIENCE, hint=hint)
-        except ProviderError:
-            here, _, digest = reference.partition("@")
-            if not digest or not containers.has_image(here):
-                raise
-            on_line(f"it could not be pulled; using {here} from this engine")
-            given[argument] = here
+    reference = given["BASE"]
+    if containers.has_image(reference):
+        return
+    on_line(f"pulling {reference}")
+    what = f"the image {name!r} is built on {reference}, which could not be pulled"
+    hint = f"`clusterctl image build {name} --base IMAGE` builds it on another Debian 12"
+    try:
+        containers.need("pull", "--quiet", reference, what=what, timeout=_PATIENCE, hint=hint)
+    except ProviderError:
+        here, _, digest = reference.partition("@")
+        if not digest or not containers.has_image(here):
+            raise
+        on_line(f"it could not be pulled; using {here} from this engine")
+        given["BASE"] = here
 
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Reporter) -> None:

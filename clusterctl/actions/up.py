@@ -334,7 +334,7 @@ def _prepare_nodes(
     fetched = {kind: round(gb[0] * 1e9) for kind, gb in intent.installs.items()}
     sizes = {name: fetched.get(kind, 0) for name, kind in kinds.items()}
     progress = StepReporter(report, nodes=clock.nodes, sizes=sizes)
-    compiles = any(image.recipe in catalog.COMPILED_FOR for image in intent.images.values())
+    compiles = any(image.recipe in catalog.COMPILED for image in intent.images.values())
     with clock.time_phase(BOOTSTRAP):
         results = pool.run(
             "exec /bin/sh -s",

@@ -131,7 +131,7 @@ def parse_images(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
         kind, equals, image = text.partition("=")
         if not equals:
             image = text
-            kind = catalog.COMPILED_FOR.get(text, text) if text in catalog.RECIPES else ""
+            kind = text if text in catalog.RECIPES else ""
         elif kind not in catalog.CONTAINER_IMAGES:
             raise UsageError(
                 f"--image {text!r}: no kind of node is called {kind!r}",
@@ -189,7 +189,7 @@ def _resolve_recipe(kind: str, recipe: str, check: Callable[[str], str]) -> Node
     return NodeImage(
         reference=registry.make_tag(recipe, listed),
         line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
-        + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED_FOR),
+        + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED),
         recipe=recipe,
         bases=bases,
     )
@@ -219,7 +219,7 @@ def describe_installs(
     known = catalog.INSTALLS
     for kind, (fetched, written) in installs.items():
         seconds = known.estimate(fetched, written)
-        compiled = kind in images and images[kind].recipe in catalog.COMPILED_FOR
+        compiled = kind in images and images[kind].recipe in catalog.COMPILED
         yield (
             f"installing on {_name_nodes(kind)}: {fetched:.1f} GB to fetch and {written:.1f} GB to"
             f" write on each, about {math.ceil(seconds / 60)} min (at {known.fetch:g} and"

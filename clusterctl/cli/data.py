@@ -102,6 +102,6 @@ def image_build(given: ImageBuild, console: Console) -> None:
         built = images.build(given.name, push=given.push, base=given.base, on_line=console.step)
     console.result(built.reference)
     done = "built and pushed" if built.pushed else "built"
-    use = f"--image {built.kind}={built.reference}"
+    use = f"--image {built.kind}={built.reference}" if built.kind else f"--image {built.reference}"
     console.note(f"{done}: {format_bytes(built.size)}; use it with {use}")
     console.document(**pick(built, "reference", "id", "size", "pushed"))

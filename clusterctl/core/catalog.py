@@ -93,10 +93,6 @@ def guess_image_kind(group: NodeGroup) -> str:
     return "nvidia" if re.match(r"(gr?|p)\d", family) else "cpu"
 
 
-MORE_ARCHES = {"nvidia": ("80", "90", "100")}
-"""What device code is built for besides the families': A100, H100 and B200, which come with
---instance-type and with hosts of one's own."""
-
 DRIVER_FOR_CUDA = msgspec.convert(_TABLES["drivers"], dict[str, tuple[int, int]])
 
 FAST = ("/sys/class/infiniband", "/sys/class/cxi", "/dev/nvidiactl", "/dev/kfd")
@@ -184,11 +180,8 @@ class Installs:
 
 INSTALLS = msgspec.convert(_TABLES["installs"], Installs)
 
-COMPILED_FOR = {"nvidia-mpi": "nvidia", "amd": "amd"}
-"""Recipes that compile code for GPUs, with the kind of machine that they are for."""
-
-EFA_RECIPE = "nvidia-mpi"
-"""The only one with libfabric, which ranks use Elastic Fabric Adapters through."""
+COMPILED = {"amd"}
+"""Recipes that compile code for GPUs."""
 
 COMPILING = 3600.0
 """Seconds that such a recipe may take on a node beyond those of others."""

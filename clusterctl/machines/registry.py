@@ -414,20 +414,15 @@ def list_names() -> tuple[str, ...]:
 def list_arguments(name: str, listed: Downloads, base: str = "") -> dict[str, str]:
     """The recipe's build arguments. Device code is built for every family that gets this image."""
     found = {"BASE": base or listed["base"]["image"]}
-    if name in listed["toolkit"]:
-        found["TOOLKIT"] = listed["toolkit"][name]
-    if name in catalog.COMPILED_FOR:
-        kind = catalog.COMPILED_FOR[name]
-        rows = (row for row in catalog.FAMILIES.values() if row.image == kind)
-        arches = [row.arch.removeprefix("sm_") for row in rows]  # families may share one
-        found["ARCHES"] = " ".join(dict.fromkeys((*arches, *catalog.MORE_ARCHES.get(kind, ()))))
+    if name in catalog.COMPILED:
+        arches = (row.arch for row in catalog.FAMILIES.values() if row.image == name)
+        found["ARCHES"] = " ".join(dict.fromkeys(arches))  # families may share one
     return found
 
 
 def list_bases(name: str, listed: Downloads) -> tuple[str, ...]:
     """The public images that it is built on."""
-    given = list_arguments(name, listed)
-    return tuple(given[key] for key in ("BASE", "TOOLKIT") if key in given)
+    return (list_arguments(name, listed)["BASE"],)
 
 
 def list_requirements(name: str, listed: Downloads) -> str:

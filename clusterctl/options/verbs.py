@@ -942,7 +942,7 @@ class Check(Common, heading=MACHINES, module="access"):
 
 
 DATA = "Data sets and images"
-_RECIPES = "launcher, cpu, nvidia, nvidia-mpi or amd"
+_RECIPES = "launcher, cpu, nvidia or amd, or your own Dockerfile"
 
 
 class DataGet(Common, heading=DATA, module="data"):
@@ -1007,10 +1007,10 @@ class DataIndex(Common, heading=DATA, module="data"):
 
 
 class ImageBuild(Common, heading=DATA, module="data"):
-    """Build a node image from its recipe with this machine's Docker."""
+    """Build a node image from its recipe, or your own Dockerfile, with this machine's Docker."""
 
-    examples = ("clusterctl image build cpu", "clusterctl image build nvidia --push ghcr.io/me")
-    name = text("", ARGUMENTS, _RECIPES, "NAME")
+    examples = ("clusterctl image build cpu", "clusterctl image build lab/Dockerfile")
+    name = text("", ARGUMENTS, _RECIPES, "NAME|FILE")
     push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
     base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
     cluster = cluster_option(kinds.NEVER)

@@ -27,7 +27,7 @@ COMMON = {path.name: path.read_text() for path in sorted((DOCKER / "common").ite
 
 def test_each_recipe_can_be_named() -> None:
     folders = {path.parent.name for path in RECIPES}
-    assert set(registry.list_names()) >= {"launcher", "cpu", "nvidia", "nvidia-mpi", "amd"}
+    assert set(registry.list_names()) >= {"launcher", "cpu", "nvidia", "amd"}
     assert {catalog.RECIPES[name] for name in registry.list_names()} == folders
     with pytest.raises(UsageError, match="nvidi4"):
         images.build("nvidi4", on_line=print)
@@ -74,9 +74,9 @@ def test_checksums() -> None:
         assert re.fullmatch(r"[0-9a-f]{64}|", row["sha256"]), row
         assert row["version"][0].isdigit(), row
         assert set(row["images"]) <= set(registry.list_names()), row
-        if {"launcher", "cpu", "nvidia", "nvidia-mpi"} & set(row["images"]):
+        if {"launcher", "cpu", "nvidia"} & set(row["images"]):
             assert row["sha256"], row
-    for image in (DOWNLOADS["base"]["image"], *DOWNLOADS["toolkit"].values()):
+    for image in (DOWNLOADS["base"]["image"],):
         assert re.fullmatch(r"[a-z/]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
     named = [(row["name"], image) for row in rows for image in row["images"]]
     assert len(set(named)) == len(named)
@@ -138,16 +138,14 @@ def test_the_launcher_needs_no_torch() -> None:
 
 def test_what_nodes_compile_is_verified_there() -> None:
     """The archives come with a checksum each; `common/unpack.sh` asks for them once more."""
-    files = registry.render_files("nvidia-mpi", DOWNLOADS)
+    files = registry.render_files("amd", DOWNLOADS)
     sums = dict(line.split("  ")[::-1] for line in files["sources/SHA256SUMS"].splitlines())
-    assert sums.keys() == registry.list_sources("nvidia-mpi", DOWNLOADS).keys()
-    assert {name.split("-")[0] for name in sums} == {
-        *("aws_ofi_nccl", "gdrcopy", "libfabric", "openmpi", "ucc", "ucx"),
-    }
+    assert sums.keys() == registry.list_sources("amd", DOWNLOADS).keys()
+    assert {name.split("-")[0] for name in sums} == {"openmpi", "ucc", "ucx"}
     assert "sources/SHA256SUMS" not in registry.render_files("nvidia", DOWNLOADS)
 
 
-@pytest.mark.parametrize("recipe", ["launcher", "cpu", "nvidia", "nvidia-mpi"])
+@pytest.mark.parametrize("recipe", ["launcher", "cpu", "nvidia"])
 def test_a_node_writes_the_wheels_once(recipe: str) -> None:
     """Here, a last stage leaves them behind; there, it goes on where they were installed."""
     here = registry.render_files(recipe, DOWNLOADS, here=True)["Dockerfile"]
@@ -236,7 +234,6 @@ def test_every_argument_is_set_and_used(recipe: Path) -> None:
     expected = {
         "launcher": {"BASE"},
         "cpu": {"BASE"},
-        "nvidia-mpi": {"BASE", "TOOLKIT", "ARCHES"},
         "amd": {"BASE", "ARCHES"},
     }
     name, text = recipe.parent.name, recipe.read_text()

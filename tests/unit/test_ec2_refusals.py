@@ -71,8 +71,7 @@ def test_efa_needs_libfabric_where_ranks_run(
     """It would be paid for otherwise, and no rank would use it."""
     kind = InstanceType(name="p4d.24xlarge", vcpus=96, gpu_maker=maker, efa=("efa",))
     wish = wanted(NodeGroup(count=2, instance_type=kind.name), efa=True, ami=ami)
-    images = {"nvidia": image} if image == "nvidia-mpi" else {}
-    wish = replace(wish, runtime=Runtime(runtime), image="" if images else image, images=images)
+    wish = replace(wish, runtime=Runtime(runtime), image=image)
     if not refused:
         preflight.check_types("us-east-1", wish, {kind.name: kind})
         return

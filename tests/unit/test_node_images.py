@@ -62,17 +62,6 @@ def test_by_itself_every_kind_is_built_from_its_recipe(hub: Hub) -> None:
     assert len(manifests) == 2, "one base is asked for once: without a token, and with it"
 
 
-def test_the_mpi_recipe_is_for_the_gpu_nodes_alone(hub: Hub) -> None:
-    image, images = up_plan.parse_images(("nvidia-mpi",))
-    found = resolve(spec(image=image, images=images))
-    assert {kind: one.recipe for kind, one in found.items()} == {
-        "launcher": "launcher",
-        "nvidia": "nvidia-mpi",
-    }
-    assert "nvidia/cuda:13.0.3-devel-ubuntu22.04" in found["nvidia"].line
-    assert found["nvidia"].line.endswith("; experimental: never built, and never run on a GPU")
-
-
 @rows("texts, image, images", "node_images.what_is_chosen")
 def test_what_is_chosen(texts: tuple[str, ...], image: str, images: dict[str, str]) -> None:
     assert up_plan.parse_images(texts) == (image, images)

@@ -91,7 +91,7 @@ RENDERED: dict[str, Callable[[], str]] = {
         for runtime in (Runtime.HOST, Runtime.DOCKER)
     },
     "node-recipe": lambda: node_script(Accelerator.NONE, Runtime.DOCKER, "cpu"),
-    "node-recipe-mpi": lambda: node_script(Accelerator.NVIDIA, Runtime.DOCKER, "nvidia-mpi"),
+    "node-recipe-compiled": lambda: node_script(Accelerator.AMD, Runtime.DOCKER, "amd"),
     "mesh": mesh_script,
     "shared folder": lambda: bootstrap.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
     "export": lambda: share_script("export"),

@@ -76,9 +76,9 @@ def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
         (Runtime.DOCKER, Accelerator.NVIDIA, "", "docker nvidia image container versions"),
         (
             Runtime.DOCKER,
-            Accelerator.NVIDIA,
-            "nvidia-mpi",
-            "docker nvidia base sources wheels build container versions",
+            Accelerator.AMD,
+            "amd",
+            "docker amd base sources wheels build container kernel",
         ),
         (Runtime.DOCKER, Accelerator.AMD, "", "docker amd image container kernel"),
     ],

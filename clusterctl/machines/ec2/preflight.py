@@ -246,8 +246,7 @@ def _list_troubles(
     # Without libfabric, the adapters would be paid for and not used.
     image = {"nvidia": "nvidia", "amd": "amd"}.get(kind.gpu_maker.lower(), "cpu")
     chosen = options.images.get(image) or options.image or image
-    contained = options.runtime is Runtime.DOCKER and chosen in catalog.RECIPES
-    if cloud.efa and contained and chosen != catalog.EFA_RECIPE:
+    if cloud.efa and options.runtime is Runtime.DOCKER and chosen in catalog.RECIPES:
         yield (
             f"--efa: the container image {chosen!r} has no libfabric, so ranks would not use it",
             f"use --runtime host, or an image that has it: --image {image}=IMAGE",
