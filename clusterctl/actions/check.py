@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from clusterctl import process
 from clusterctl.actions.common import Unfetched
@@ -53,7 +54,20 @@ def _check_tools() -> list[CheckRow]:
             found.append(CheckRow("ok", name, path))
         else:
             found.append(CheckRow(level, name, f"not found; needed for {purpose}", hint))
-    return [*found, _check_mpirun(), _check_terraform()]
+    return [*found, _check_mpirun(), _check_terraform(), *check_gdrdrv()]
+
+
+def check_gdrdrv(
+    devices: Path = Path("/dev"), modules: Path = Path("/sys/module")
+) -> list[CheckRow]:
+    """Of a machine with NVIDIA GPUs."""
+    if not (devices / "nvidiactl").exists():
+        return []
+    try:
+        release = (modules / "gdrdrv" / "version").read_text().strip()
+    except OSError:
+        return [CheckRow("ok", "gdrdrv", "not loaded; only gdrcopy needs it: docs/images.md")]
+    return [CheckRow("ok", "gdrdrv", f"{release} is loaded; images need gdrcopy of this release")]
 
 
 def _check_mpirun() -> CheckRow:

@@ -436,7 +436,9 @@ def _prepare_script(
     else in a copy of its tree."""
     spec = replace(spec, program=resolved.program)
     path = resolved.tree.root / resolved.program.folder / resolved.program.target
-    load_system(cluster.system).take_script(spec, cluster, path)
+    system = load_system(cluster.system)
+    system.take_script(spec, cluster, path)
+    warning = system.warn_of_script(spec, path.read_text(errors="replace"))
     if spec.array:  # its tasks are the queue's
         spec = replace(spec, array="", native={**spec.native, "array": spec.array})
     tree = resolved.tree
@@ -450,6 +452,8 @@ def _prepare_script(
             hint="leave it out: the script starts in a copy of the tree on the login node",
         )
     job, plan = plan_job(cluster, spec, number=number)
+    if warning:
+        plan = replace(plan, warnings=(*plan.warnings, warning))
     return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets={})
 
 

@@ -292,6 +292,17 @@ def measure_links(found: Measured, seconds: float, deadline: Deadline) -> None:
         found.connect_pairs(dict(turn), brief, patience)
 
 
+GDRCOPY = """\
+module=''
+[ ! -r /sys/module/gdrdrv/version ] || read -r module </sys/module/gdrdrv/version
+library=$(ls /usr/lib/*/libgdrapi.so.*.* /usr/lib64/libgdrapi.so.*.* \\
+    /usr/local/lib/libgdrapi.so.*.* /opt/venv/lib/libgdrapi.so.*.* 2>/dev/null |
+    sed -n 's/.*libgdrapi[.]so[.]//p' | head -n 1)
+echo "${module:--} ${library:--}"
+"""
+"""Where ranks run: the releases of the host's kernel module and of the library."""
+
+
 def measure_gpus(found: Measured, seconds: float) -> None:
     """What each node's GPUs say of themselves, or why they do not."""
     fields = ",".join(verify.GPU_FIELDS)
@@ -313,6 +324,15 @@ def measure_gpus(found: Measured, seconds: float) -> None:
         figures.gpus = read(result.text)
         said = result.text.strip().splitlines() or [result.why]
         figures.gpu_error = "" if figures.gpus else said[-1]
+    commands = {}
+    for node in map(found.cluster.node, asked):
+        if found.figures[node.name].gpus and node.accelerator is Accelerator.NVIDIA:
+            inside = f"{shlex.quote(node.root)}/bin/clusterctl-ssh {node.name} "
+            commands[node.name] = inside + shlex.quote(GDRCOPY) if node.contained else GDRCOPY
+    for result in found.pool.run(commands, timeout=seconds) if commands else ():
+        if result.ok:
+            module, _, library = result.text.strip().partition(" ")
+            found.figures[result.node].gdrcopy = module.strip("-"), library.strip("-")
 
 
 # -------------------------------------------------------------------------------------------------

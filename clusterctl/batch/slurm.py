@@ -23,6 +23,8 @@ from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.text import count, fold_runs
 from clusterctl.errors import UsageError
 
+SIZES = re.compile(r"^#SBATCH\s+--(gpus-per-node|ntasks-per-node)[=\s]+([\w:]+)", re.M)
+"""Of a script."""
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
 """What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
 
@@ -157,7 +159,23 @@ class Slurm(QueueSystem):
             return (
                 f"{count(each, 'GPU')} for {spec.ranks_per_node} ranks per node: several share one"
             )
+        if spec.ranks_per_node and each > spec.ranks_per_node * _count_gpus_per_rank(spec):
+            return (
+                f"{count(each, 'GPU')} for {count(spec.ranks_per_node, 'rank')} per node: programs"
+                f" that use one each leave the others idle; --ntasks-per-node {each} uses all"
+            )
         return ""
+
+    def warn_of_script(self, spec: JobSpec, text: str) -> str:
+        sizes = dict(SIZES.findall(text))
+        each = sizes.pop("ntasks-per-node", "")
+        return self.warn_of_sharing(
+            replace(
+                spec,
+                native={**sizes, **spec.native},
+                ranks_per_node=int(each) if each.isdecimal() else 0,
+            )
+        )
 
     def directives(self, spec: JobSpec, number: int) -> list[str]:
         lines = [

@@ -113,7 +113,11 @@ class BatchSystem(ABC):
         """How the ranks are started. Raises LaunchError where that cannot work."""
 
     def warn_of_sharing(self, spec: JobSpec) -> str:
-        """For people: that ranks have to share GPUs, as far as the options say so."""
+        """For people: that there are not as many ranks as GPUs, as far as the options say so."""
+        return ""
+
+    def warn_of_script(self, spec: JobSpec, text: str) -> str:
+        """The same of a batch script."""
         return ""
 
     @abstractmethod
@@ -179,7 +183,7 @@ class BatchSystem(ABC):
         raise UsageError(
             f"cluster {cluster.name!r} has no batch system; --interactive needs one",
             hint="`clusterctl run mpirun -n 4 python train.py` runs that line on its nodes;"
-            " `clusterctl ssh` opens a shell on one of them",
+            " `clusterctl ssh` opens a shell where such lines work",
         )
 
 

@@ -79,6 +79,8 @@ class NodeFigures:
     gemm: Mapping[str, float] = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
     gpu_error: str = ""
+    gdrcopy: tuple[str, str] | None = None
+    """The releases of the kernel module gdrdrv and of gdrcopy where ranks run; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +320,19 @@ def _judge_gpus(node: NodeFigures, nodes: Sequence[NodeFigures]) -> Iterator[Ver
     for gpu in node.gpus:
         for text in _list_ailments(gpu):
             yield _give(node.name, f"GPU {gpu.index}", True, text)
+    if node.gdrcopy is not None:
+        yield _judge_gdrcopy(node.name, *node.gdrcopy)
+
+
+def _judge_gdrcopy(name: str, module: str, library: str) -> Verdict:
+    """MPI does without it; one that does not fit its module fails."""
+    text = f"gdrdrv {module} is loaded" if module else "gdrdrv is not loaded"
+    text += f", and ranks have gdrcopy {library}" if library else ", and ranks have no gdrcopy"
+    differs = module and library and module.split(".")[:2] != library.split(".")[:2]
+    if differs:
+        text += ": they have to be the same release"
+    low = bool(differs or (library and not module))
+    return _give(name, "gdrcopy", low, text, noted=not differs)
 
 
 def _list_ailments(gpu: Gpu) -> Iterator[str]:

@@ -23,7 +23,7 @@ gives them. By itself it hands arrays of megabytes back, and every step pays for
 32 MiB is the largest threshold that glibc takes; what does not know these names ignores them."""
 
 
-OF_RANKS = ("MASTER_ADDR", "CLUSTERCTL_WORLD_SIZE")
+OF_RANKS = ("MASTER_ADDR", "MASTER_ADDRESS", "CLUSTERCTL_WORLD_SIZE")
 """What only processes need that are to meet others."""
 
 
@@ -38,6 +38,7 @@ def build_environment(
         ("OMP_NUM_THREADS", str(_count_threads(request)), "cores ÷ ranks of a machine"),
         ("GLIBC_TUNABLES", _KEEP_MEMORY, "freed arrays are reused, not handed back to the kernel"),
         ("MASTER_ADDR", master, f"the first worker, {first.name}"),
+        ("MASTER_ADDRESS", master, "the same, as some programs call it"),
     ]
     if request.spec.launcher == "mpirun":
         yields, why = choose_waiting(request)

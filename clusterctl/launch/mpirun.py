@@ -424,7 +424,7 @@ def _explain_ranks(request: Request) -> str:
 
 
 HAND_AGENT = "clusterctl-mpi-ssh"
-_OF_A_JOB = ("CLUSTERCTL_WORLD_SIZE", "MASTER_ADDR")
+_OF_A_JOB = ("CLUSTERCTL_WORLD_SIZE", "MASTER_ADDR", "MASTER_ADDRESS")
 _BEYOND_SLOTS = ("rmaps_default_mapping_policy", "rmaps_base_oversubscribe")
 """Parameters that allow more ranks than slots: for MPI_Comm_spawn in a job, and for people only
 where slots are advice."""

@@ -190,8 +190,9 @@ def not_blank(text: str, option: str) -> str:
 
 
 def indices(text: str, option: str) -> tuple[str, ...]:
-    """The GPUs of `up --gpus`."""
-    found = tuple(part.strip() for part in text.split(",")) if text else ()
+    """The GPUs of `up --gpus`; also as `docker run` takes them: `"device=0, 1"`."""
+    listed = text.strip('"').removeprefix("device=")
+    found = tuple(part.strip() for part in listed.split(",")) if text else ()
     if found and found != ("all",) and not all(re.fullmatch(r"\d{1,3}", part) for part in found):
         raise _refuse(text, option, "numbers or all", "0,1")
     return found

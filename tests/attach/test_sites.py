@@ -105,17 +105,20 @@ def test_ranks_wait_for_each_other(cli: Cli, site: Site) -> None:
 
 
 def test_what_every_rank_is_told(cli: Cli, site: Site, program: Program) -> None:
-    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MINE"
+    names = (
+        "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MASTER_ADDRESS MINE"
+    )
     echo = " ".join(f"${name}" for name in names.split())
     done = cli("run", "-e", "MINE=it's $HOME", *site.size(4), program("tell", f'echo "{echo}"'))
-    told = [done.of(rank)[0].split(" ", 6) for rank in range(4)]
+    told = [done.of(rank)[0].split(" ", 7) for rank in range(4)]
     assert [row[0] for row in told] == list("0123")
     assert sorted(row[1] for row in told) == list("0011")
     assert {(row[2], row[3]) for row in told} == {("4", "2")}
     addresses = {machine.address for machine in site.lab.machines.hosts.values()}
     assert {row[4] for row in told} <= addresses
     assert len({row[4] for row in told}) == len({row[5] for row in told}) == 1
-    assert {row[6] for row in told} == {"it's $HOME"}
+    assert {row[6] for row in told} == {row[4] for row in told}
+    assert {row[7] for row in told} == {"it's $HOME"}
 
 
 TOLD = (

@@ -288,11 +288,18 @@ def test_slots_may_be_a_range() -> None:
     assert "-pe mpi 2-6" in load_system("sge").directives(made.spec, 7)
 
 
-def test_ranks_that_share_gpus_are_told() -> None:
+def test_other_numbers_of_ranks_than_gpus_are_told() -> None:
     slurm = load_system("slurm")
     shared = batch_job("slurm", native={"gpus-per-node": "2"}, ranks_per_node=4)
     assert "2 GPUs for 4 ranks per node" in slurm.warn_of_sharing(shared.spec)
     assert not slurm.warn_of_sharing(batch_job("slurm", native={"gpus-per-node": "2"}).spec)
+    idle = batch_job("slurm", native={"gpus-per-node": "4"}, ranks_per_node=2)
+    assert "4 GPUs for 2 ranks per node" in slurm.warn_of_sharing(idle.spec)
+    script = "#!/bin/sh\n#SBATCH --gpus-per-node={} # a comment\n#SBATCH --ntasks-per-node 2\n"
+    alone = batch_job("slurm").spec
+    assert "4 GPUs for 2 ranks per node" in slurm.warn_of_script(alone, script.format(4))
+    assert "1 GPU for 2 ranks per node" in slurm.warn_of_script(alone, script.format("a100:1"))
+    assert not slurm.warn_of_script(alone, script.format(2))
 
 
 def test_a_requeued_job_waits_again() -> None:

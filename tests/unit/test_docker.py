@@ -18,6 +18,7 @@ from clusterctl.machines import providers
 from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import build_archive, find_supported
 from clusterctl.machines.docker.provider import DockerProvider
+from clusterctl.options.values import indices
 from tests.unit.tables import rows
 
 SUBNET = IPv4Network("198.18.5.0/24")
@@ -115,7 +116,7 @@ def test_images_follow_the_gpus(tmp_path: Path) -> None:
 
 def create(
     machine: containers.NodePlan,
-    supported: tuple[containers.Privilege, ...] = containers.PRIVILEGES[:-1],
+    supported: tuple[containers.Privilege, ...] = containers.PRIVILEGES[:-2],
     deadline: float | None = None,
     shared: bool = False,
 ) -> list[str]:
@@ -142,7 +143,7 @@ def test_create_argv() -> None:
         "--shm-size 8g",
         "--label clusterctl.cluster=lab-1a2b",
         "--label clusterctl.node=worker-1",
-        "--ulimit memlock=-1 --cap-add IPC_LOCK --cap-add SYS_PTRACE --cap-add SYS_NICE",
+        "--ulimit memlock=-1 --cap-add IPC_LOCK --cap-add SYS_RESOURCE --cap-add SYS_PTRACE",
         '--gpus "device=0,2"',
         "--env SLOTS=2",
         "--entrypoint /bin/sh img:1 -c",
@@ -285,8 +286,8 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
     docker: Path, privilege: containers.Privilege, tmp_path: Path
 ) -> None:
     """They are asked for together first, then one by one; the launcher's are never asked for."""
-    assert containers.list_privileges(tmp_path) == containers.PRIVILEGES[:-1]
-    everything = containers.list_privileges(devices(tmp_path, "infiniband/uverbs0"))
+    assert containers.list_privileges(tmp_path) == containers.PRIVILEGES[:-2]
+    everything = containers.list_privileges(devices(tmp_path, "infiniband/uverbs0", "gdrdrv"))
     daemon = "docker: Error response from daemon: OCI: not permitted: unknown."
     refuse = f"echo '{daemon}' >&2; exit 125"
     write(
@@ -310,3 +311,8 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
 def test_subnets_of_all_networks(docker: Path) -> None:
     write(docker, "case $2 in ls) echo a;; inspect) echo '172.17.0.0/16 fd00::/64 '; echo;; esac")
     assert containers.list_subnets() == (IPv4Network("172.17.0.0/16"),)
+
+
+@pytest.mark.parametrize("text", ["0,1", "0, 1", '"device=0, 1"', "device=0,1"])
+def test_gpus_are_named_as_docker_run_names_them(text: str) -> None:
+    assert indices(text, "--gpus") == ("0", "1")

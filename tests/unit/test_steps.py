@@ -214,7 +214,7 @@ def test_the_container_is_made_as_the_seed_describes() -> None:
         "docker run --pull=never ",  # else it fetches what a stranger has under that name
         "--network=host",
         "--ipc=host",
-        "--cap-add=SYS_PTRACE",
+        "--cap-add=SYS_PTRACE --cap-add=IPC_LOCK --cap-add=SYS_RESOURCE",
         "--ulimit=memlock=-1",
         "--gpus=all",
         "--env=NVIDIA_DRIVER_CAPABILITIES=compute,utility",

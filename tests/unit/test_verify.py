@@ -74,6 +74,8 @@ def test_a_fault_of_a_node(changes: dict[str, Any], what: str, says: str) -> Non
     """A row names what differs from the usual node, and of a GPU from a T4."""
     if gone := changes.pop("without", ""):
         changes[gone] = None
+    if "gdrcopy" in changes:
+        changes["gdrcopy"] = tuple(changes["gdrcopy"])
     if "gpus" in changes:
         changes["gpus"] = tuple(replace(T4, **gpu) for gpu in changes["gpus"])
     [(subject, found, text)] = wrong(judge(figures("worker-3", **changes)))
