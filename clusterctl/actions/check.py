@@ -154,7 +154,7 @@ def run_real_check(
         cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600, disk=DISK),
     )
     gone, began = None, time.monotonic()
-    with _handle_signals() as ignore:
+    with handle_signals() as ignore:
         try:
             try:
                 bring_up(store, spec, report, consent)
@@ -176,7 +176,7 @@ def run_real_check(
 
 
 @contextmanager
-def _handle_signals() -> Iterator[Callable[[], None]]:
+def handle_signals() -> Iterator[Callable[[], None]]:
     """SIGTERM and a closed terminal stop `up` as Ctrl-C does, so that what it has created is
     removed. After a call of what is yielded they do nothing: the machines are being removed."""
     main = threading.current_thread() is threading.main_thread()

@@ -349,7 +349,8 @@ def _intend_here(
     known = old.images if old and not (spec.image or spec.images) else {}
     contained = plan.kinds if options.runtime is Runtime.DOCKER else ()
     images = resolve_node_images(options, contained, known, provider.find_registry_login)
-    installs = measure_installs(plan.kinds, images, options.runtime)
+    bare = [kind for kind in plan.kinds if kind not in plan.saved]
+    installs = measure_installs(bare, images, options.runtime)
     there = old.workers if old else ()
     kept = plan.nodes or [node.name for node in there[: options.workers]]
     surplus = tuple(node.name for node in there if node.name not in kept)

@@ -6,8 +6,9 @@ from typing import Any
 
 import typer
 
-from clusterctl.actions import common, data, images
+from clusterctl.actions import common, data, images, machine_images
 from clusterctl.cli.console import Console, format_table, pick
+from clusterctl.core.model import CloudSpec, Runtime
 from clusterctl.core.text import format_bytes
 from clusterctl.data import sources
 from clusterctl.errors import UsageError
@@ -16,6 +17,7 @@ from clusterctl.options.verbs import (
     DataIndex,
     DataList,
     DataPush,
+    ImageAmi,
     ImageBuild,
 )
 
@@ -105,3 +107,40 @@ def image_build(given: ImageBuild, console: Console) -> None:
     use = f"--image {built.kind}={built.reference}" if built.kind else f"--image {built.reference}"
     console.note(f"{done}: {format_bytes(built.size)}; use it with {use}")
     console.document(**pick(built, "reference", "id", "size", "pushed"))
+
+
+def image_ami(given: ImageAmi, console: Console) -> None:
+    does = {"kind"} if given.kind else set[str]()
+    does |= {"making"} if given.kind and not given.remove else set()
+    given = given.apply_limits(does, console.note)
+    consent = (lambda question: True) if given.yes else console.consent
+    if given.kind is None:
+        found = machine_images.list_images(given.region)
+    elif given.remove:
+        found = machine_images.remove_images(given.kind, given.region, console.report, consent)
+    else:
+        runtime = given.values["runtime"]
+        made = machine_images.make_image(
+            common.open_store(),
+            given.kind,
+            runtime=Runtime(runtime) if runtime else None,
+            cloud=CloudSpec(**given.pick_fields(CloudSpec)),
+            report=console.report,
+            consent=consent,
+        )
+        found = (made,)
+        price = "an unknown price" if made.monthly is None else f"${made.monthly:.2f} at most"
+        console.note(
+            f"`up` uses it for {made.kind} workers from now on; its snapshot costs {price} a month,"
+            f" until `clusterctl image ami {made.kind} --remove`"
+        )
+    rows = (
+        (i.name, i.id, i.state, i.made[:10], f"{i.gib} GiB", render_monthly(i.monthly))
+        for i in found
+    )
+    console.result(format_table(rows) if found else "no machine image of your own")
+    console.document(images=[pick(i, "name", "id", "kind", "state", "made", "gib") for i in found])
+
+
+def render_monthly(dollars: float | None) -> str:
+    return "?" if dollars is None else f"up to ${dollars:.2f} a month"

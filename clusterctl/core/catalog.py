@@ -142,13 +142,18 @@ CONTAINER_IMAGES = msgspec.convert(_TABLES["container_images"], dict[str, Contai
 RECIPES: dict[str, str] = _TABLES["recipes"]
 
 
+def choose_image(kind: str, image: str, images: Mapping[str, str]) -> str:
+    """What that kind of node gets: a reference, or the name of a recipe."""
+    return images.get(kind) or image or kind
+
+
 def choose_images(kinds: Iterable[str], image: str, images: Mapping[str, str]) -> dict[str, str]:
     """What each kind of node gets: a reference, or the name of a recipe. What is not chosen, by
     `image` for all nodes or `images` for those of a kind, is the recipe of the kind's own name.
 
     Raises UsageError for a kind that the cluster does not have.
     """
-    found = {kind: images.get(kind) or image or kind for kind in kinds}
+    found = {kind: choose_image(kind, image, images) for kind in kinds}
     for kind in sorted(set(images) - set(found)):
         raise UsageError(
             f"--image {kind}={images[kind]}: the cluster has no {kind} nodes",

@@ -298,6 +298,8 @@ def parse_idle_agent(text: str) -> AgentReport:
 
 
 CONTAINER = "clusterctl-node"
+VENV = "/opt/clusterctl/venv"
+"""The same on machines of all clusters: an image of one serves others."""
 CONTEXT = "image"
 """The folder below the node root that an image is built from."""
 
@@ -434,6 +436,7 @@ def list_steps(
         "key": mesh_key,
         "packages": "Open MPI" + ", PyTorch and mpi4py" * (node.role is Role.WORKER),
         "pins": list_pins(node),
+        "venv": VENV,
         "index": catalog.TORCH_INDEX[kind],
         **(_list_image_values(node, inside) if inside else {}),
         **_list_setup_values(node, setup),
@@ -515,7 +518,8 @@ def enter_container(container: NodeContainer | None) -> str:
 
 def list_pythons(node: Node, container: NodeContainer | None) -> list[str]:
     """Where to look for a Python first."""
-    return [container.row.python] if container else [f"{node.root}/venv/bin/python"]
+    usual = [f"{VENV}/bin/python", f"{node.root}/venv/bin/python"]  # once it was there
+    return [container.row.python] if container else usual
 
 
 # -------------------------------------------------------------------------------------------------

@@ -123,6 +123,8 @@ class ProviderPlan:
     """Whose the nodes will be, by its number; "" where nobody is billed."""
     owner: str = ""
     """Who makes them, as the cloud knows them; "" where nobody is billed."""
+    saved: frozenset[str] = frozenset()
+    """The kinds of nodes whose machine image has all that is installed on others."""
     question: str = ""
     """What a person has to agree to before money is spent; "" where none is."""
 
@@ -141,6 +143,21 @@ class Created:
     mode_reason: str = ""
     shared: str = ""
     """The folder that all nodes share, if one was asked for: see `Cluster`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedImage:
+    """A machine image of the user's own. `kind`: of the nodes that it is for; `gib`: of the disk
+    that its snapshot is of, which costs `monthly` US dollars at most (None: unknown)."""
+
+    id: str
+    name: str
+    kind: str
+    state: str = ""
+    made: str = ""
+    gib: int = 0
+    monthly: float | None = None
+    snapshots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +330,28 @@ class Cloud(Provider):
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
         """The record of a cluster, as far as its tags tell of it."""
+        raise NotImplementedError
+
+    def name_saved(self, options: ClusterSpec, kind: str) -> str:
+        """What the machine image of one's own is called that workers of that kind would get."""
+        raise NotImplementedError
+
+    def list_saved(self, region: str) -> tuple[SavedImage, ...]:
+        """All machine images of one's own. Raises ProviderError."""
+        raise NotImplementedError
+
+    def render_forgetting(self, node: Node) -> str:
+        """sh that removes from a worker what is of its cluster alone."""
+        raise NotImplementedError
+
+    def save_image(
+        self, cluster: Cluster, folder: Path, name: str, kind: str, report: Reporter
+    ) -> SavedImage:
+        """An image of the first worker, once it is complete. Raises ProviderError."""
+        raise NotImplementedError
+
+    def remove_saved(self, image: SavedImage, region: str, report: Reporter) -> None:
+        """Raises ProviderError."""
         raise NotImplementedError
 
 

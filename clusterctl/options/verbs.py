@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -942,6 +943,7 @@ class Check(Common, heading=MACHINES, module="access"):
 
 
 DATA = "Data sets and images"
+_WORKERS = ("nvidia", "cpu", "amd")
 _RECIPES = "launcher, cpu, nvidia or amd, or your own Dockerfile"
 
 
@@ -1016,6 +1018,30 @@ class ImageBuild(Common, heading=DATA, module="data"):
     cluster = cluster_option(kinds.NEVER)
 
 
+class ImageAmi(Common, heading=DATA, module="data"):
+    """Make a machine image on EC2 with what `up` installs on workers.
+
+    One worker is set up as by `up`, and removed again. Later clusters use the image by
+    themselves; its snapshot costs money until --remove. Without KIND, the images are listed.
+    """
+
+    settings_of = ("up",)
+    examples = ("clusterctl image ami nvidia", "clusterctl image ami nvidia --remove")
+    kind = maybe("", ARGUMENTS, "nvidia, cpu or amd", "[KIND]", check=partial(one_of, _WORKERS))
+    remove = flag(
+        *("--remove", OPTIONS, "Remove the images of that kind, with their snapshots"),
+        limits=kinds.limit_to("kind", "removes the images of a KIND", "name one"),
+    )
+    MAKING = Group(OPTIONS.heading, (kinds.limit_to("making", "works only to make an image"),))
+    region = Up.region.move(OPTIONS)
+    of_up: tuple[Option[Any], ...] = (
+        *(Up.runtime.move(MAKING), Up.ssh_cidr.move(MAKING), Up.vpc.move(MAKING)),
+        *(Up.subnet.move(MAKING), Up.tag.move(MAKING)),
+    )
+    yes = YES
+    cluster = cluster_option(kinds.NEVER)
+
+
 # -------------------------------------------------------------------------------------------------
 # All of them.
 
@@ -1024,7 +1050,7 @@ VERBS = Verb.known
 FAMILIES = {
     "bench": "Measure all-reduces, and how a program scales.",
     "data": "Download, copy and list data sets.",
-    "image": "Build node images.",
+    "image": "Build node images, and machine images on EC2.",
 }
 """Words that verbs of two words begin with."""
 

@@ -145,7 +145,7 @@ class Allowing(Api):
     """An account that may do everything, with all types there are."""
 
     def find_image(self, owner: str, name: str) -> Image | None:
-        return Image(id="ami-1", disk=8)
+        return None if owner == "self" else Image(id="ami-1", disk=8)
 
     def read_image(self, id: str) -> Image | None:
         return Image(id=id, disk=8)

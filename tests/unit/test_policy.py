@@ -77,10 +77,8 @@ PROVIDER = set(TABLES["provider"])
 
 def called_by_us() -> set[str]:
     """The actions that clusterctl's own code names."""
-    verbs = (
-        "authorize|cancel|create|delete|describe|detach|disassociate|get|list|lookup|release|revoke"
-    )
-    verbs += "|run|start|stop|update"
+    verbs = "authorize|cancel|create|delete|deregister|describe|detach|disassociate|get|list|lookup"
+    verbs += "|release|revoke|run|start|stop|update"
     named = re.compile(rf"[\".]((?:{verbs}|terminate)_[a-z_]+)[\"(]")
     found = {kind.action for kind in KINDS} | {kind.remove for kind in KINDS}
     for path in Path(ec2.__file__).parent.glob("*.py"):

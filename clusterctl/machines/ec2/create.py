@@ -432,12 +432,12 @@ def _list_removable(order: Order, runner: terraform_folder.Terraform) -> list[st
     ]
 
 
-def _make_tags(order: Order) -> dict[str, str]:
+def make_tags(cluster: Cluster) -> dict[str, str]:
     """Tags of all that is made: the user's own, the cluster's name, and who made it."""
     names = (ec2_api.NAME_TAG, ec2_api.OWNER_TAG, ec2_api.CLIENT_TAG)
-    values = (order.cluster.name, order.cluster.owner, order.cluster.client)
+    values = (cluster.name, cluster.owner, cluster.client)
     ours = {name: value for name, value in zip(names, values, strict=True) if value}
-    return {**ec2_api.parse_tags(order.options.cloud.tag), **ours}
+    return {**ec2_api.parse_tags(cluster.spec.cloud.tag), **ours}
 
 
 def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any]:
@@ -510,7 +510,7 @@ def schedule_ends(order: Order, made: set[str], report: Reporter) -> None:
         if not order.cluster.deadline or not (there or (nat and schedules.find_network(api, id))):
             return
         until = {ec2_api.DEADLINE_TAG: ec2_api.render_deadline(order.cluster.deadline)}
-        schedules.prepare(api, id, {**_make_tags(order), **until})
+        schedules.prepare(api, id, {**make_tags(order.cluster), **until})
         state.guarded = True
         spec.save_state(order.folder, state)
         schedules.schedule_ends(api, id, there, order.cluster.deadline, nat=nat)

@@ -179,6 +179,15 @@ def describe_plan(
             "ranks run on the machines themselves (--runtime host), in a Python environment that is"
             " installed there; --runtime docker runs them in containers"
         )
+    for workers in sorted({m.image for m in found.machines} - {LAUNCHER}):
+        own = found.amis[workers]
+        if workers in found.saved:
+            yield f"{workers} workers have nothing to install: your image {own.name} ({own.id})"
+        elif not cloud.ami:
+            yield (
+                f"`clusterctl image ami {workers}` makes a machine image with which {workers}"
+                " workers have nothing to install"
+            )
     if cloud.spot:
         instead = "a spot or on-demand" if cloud.spot_fallback else "a spot"
         yield (

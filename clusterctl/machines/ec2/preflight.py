@@ -19,7 +19,7 @@ from clusterctl.core.text import count
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import network as ec2_network
-from clusterctl.machines.ec2 import refusals, spec, tunnels
+from clusterctl.machines.ec2 import refusals, saved, spec, tunnels
 from clusterctl.machines.ec2.api import (
     Api,
     Image,
@@ -312,9 +312,14 @@ def choose_image(
     for machine in machines:
         row = catalog.MACHINE_IMAGES[machine.image]
         ami = options.cloud.ami if machine.image != LAUNCHER else ""
-        if (ami or row) not in known:
-            known[ami or row] = api.read_image(ami) if ami else api.find_image(row.owner, row.name)
-        image = known[ami or row]
+        key = ami or machine.image
+        if key not in known:
+            own = None
+            if not ami and machine.name != LAUNCHER:
+                own = api.find_image("self", saved.name_image(options, machine.image))
+            usual = partial(api.find_image, row.owner, row.name)
+            known[key] = api.read_image(ami) if ami else own or usual()
+        image = known[key]
         if image is None and ami:
             raise UsageError(
                 f"no machine image {ami!r} in {api.region}",
@@ -329,6 +334,12 @@ def choose_image(
         _check_image(machine, image)
         found[machine.image] = image
     return found
+
+
+def find_saved(options: ClusterSpec, images: Mapping[str, Image]) -> frozenset[str]:
+    """The kinds of nodes that get a machine image of the user's own with all that is installed."""
+    kinds = (kind for kind in images if kind != LAUNCHER)
+    return frozenset(k for k in kinds if images[k].name == saved.name_image(options, k))
 
 
 def _check_image(machine: PlannedMachine, image: Image) -> None:
@@ -379,6 +390,8 @@ class Survey:
     placement: frozenset[str]
     owner: str = ""
     subnets: Mapping[str, ZoneSubnets] = field(default_factory=dict)
+    saved: frozenset[str] = frozenset()
+    """The kinds of nodes whose machine image is the user's own, with all that is installed."""
     nat: bool = False
     """Whether the cluster makes a NAT gateway, for workers without public addresses."""
     endpoint: Existing | None = None
@@ -416,15 +429,18 @@ def survey(
     check_account_plan(api, options, types, free_plan)
     amis = run_in_background(lambda: choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]
+
+    def size(these: Sequence[PlannedMachine]) -> tuple[PlannedMachine, ...]:
+        images = amis.result()
+        return spec.size_disks(these, images, find_saved(options, images))
+
     settled, where = bool(present), (options.cloud, len(new), there)
     subnets = run_in_background(partial(ec2_network.choose_network, api, *where, name=options.name))
     endpoint = run_in_background(partial(tunnels.check_endpoints, api, options, id, there=settled))
     made = partial(ec2_network.check_new_network, api, options, there=settled)
     network = run_in_background(made) if new else None
     rights = run_in_background(
-        lambda: _check_rights(
-            api, options, spec.size_disks(new, amis.result()), amis.result(), subnets.result()
-        )
+        lambda: _check_rights(api, options, size(new), amis.result(), subnets.result())
     )
     check_quotas(api, options, machines, types, present, running, report)
     found_subnets = subnets.result()
@@ -435,10 +451,11 @@ def survey(
     return Survey(
         account=by_account,
         owner=api.owner,
-        machines=spec.size_disks(machines, found_amis),
+        machines=size(machines),
         types=types,
         zones=found_zones,
         amis=found_amis,
+        saved=find_saved(options, found_amis),
         placement=frozenset(name for name, kind in types.items() if kind.clusters),
         subnets=found_subnets,
         nat=options.cloud.private and not found_subnets,

@@ -25,6 +25,7 @@ from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 
 ADDRESS, DISK, TRAFFIC = "public IPv4", "gp3 GiB-month", "GB to the internet"
+SNAPSHOT = "snapshot GiB-month"
 NAT, NAT_TRAFFIC = "NAT gateway", "GB through a NAT gateway"
 """Rows of catalog.PRICES that are no instance types."""
 
@@ -43,6 +44,15 @@ def look_up_fallback(item: str, region: str) -> Quote:
     if known is None or region != catalog.PRICE_REGION:
         return Quote(None, "unknown")
     return Quote(known.dollars, f"{known.source}, read {known.date}")
+
+
+def find_price(api: Api, item: str) -> float | None:
+    """In US dollars; None where nobody knows."""
+    try:
+        live = api.find_price(item)
+    except ProviderError:
+        live = None
+    return live or look_up_fallback(item, api.region).dollars
 
 
 def find_quotes(

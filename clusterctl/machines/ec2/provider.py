@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from clusterctl.core import assets
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import (
     SHARED,
     Charge,
     Cluster,
     ClusterSpec,
+    Node,
     Phase,
     Reporter,
     Runtime,
@@ -20,10 +22,10 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.errors import ProviderError, RecordError, UsageError
-from clusterctl.machines import charges
+from clusterctl.machines import bootstrap, charges
 from clusterctl.machines import ledger as machines_ledger
 from clusterctl.machines.ec2 import create as ec2_create
-from clusterctl.machines.ec2 import ledger, network, preflight, schedules, tunnels
+from clusterctl.machines.ec2 import ledger, network, preflight, saved, schedules, tunnels
 from clusterctl.machines.ec2 import plan as ec2_plan
 from clusterctl.machines.ec2 import remove as ec2_remove
 from clusterctl.machines.ec2 import spec as ec2_spec
@@ -37,6 +39,7 @@ from clusterctl.machines.protocol import (
     ProviderPlan,
     RegistryLogin,
     Resource,
+    SavedImage,
 )
 from clusterctl.state.home import Home
 from clusterctl.terraform import binary as terraform_binary
@@ -129,6 +132,7 @@ class Ec2Provider(Cloud):
             ),
             spec=options,
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines)),
+            saved=found.saved,
             nodes=tuple(machine.name for machine in found.machines),
             charges=cost.charges,
             deadline=deadline,
@@ -242,6 +246,24 @@ class Ec2Provider(Cloud):
 
     def adopt(self, cluster_id: str, name: str, region: str) -> Cluster:
         return ledger.adopt(self._connect(region), cluster_id, name)
+
+    def name_saved(self, options: ClusterSpec, kind: str) -> str:
+        return saved.name_image(options, kind)
+
+    def list_saved(self, region: str) -> tuple[SavedImage, ...]:
+        return saved.list_images(self._connect(region))
+
+    def render_forgetting(self, node: Node) -> str:
+        return assets.render("ec2/forget.sh.j2", root=node.root, container=bootstrap.CONTAINER)
+
+    def save_image(
+        self, cluster: Cluster, folder: Path, name: str, kind: str, report: Reporter
+    ) -> SavedImage:
+        machine, tags = cluster.workers[0].machine, ec2_create.make_tags(cluster)
+        return saved.save(self._open_api(cluster, folder), machine, name, kind, tags, report)
+
+    def remove_saved(self, image: SavedImage, region: str, report: Reporter) -> None:
+        saved.remove(self._connect(region), image, report)
 
     def diagnose(self, name: str) -> tuple[CheckRow, ...]:
         return preflight.diagnose()

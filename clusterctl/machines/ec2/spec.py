@@ -140,12 +140,12 @@ def read_disks(charges: Iterable[Charge]) -> dict[str, int]:
 
 
 def size_disks(
-    machines: Sequence[PlannedMachine], images: Mapping[str, Image]
+    machines: Sequence[PlannedMachine], images: Mapping[str, Image], saved: Container[str] = ()
 ) -> tuple[PlannedMachine, ...]:
-    """With the sizes that their machine images lead to."""
-    return tuple(
-        one if one.disk else replace(one, disk=images[one.image].disk + ROOM) for one in machines
-    )
+    """With the sizes that their machine images lead to. `saved`: kinds of nodes whose image is of a
+    worker's disk, with the room on it."""
+    sizes = {k: image.disk + (0 if k in saved else ROOM) for k, image in images.items()}
+    return tuple(one if one.disk else replace(one, disk=sizes[one.image]) for one in machines)
 
 
 def read_present(nodes: Mapping[str, str]) -> dict[int, str]:

@@ -166,6 +166,7 @@ class Control:
         more = (world.complete, world.granted, world.endpoints.all)
         for table in (*tables, *more):
             table.clear()
+        world.saved.clear()
         self._bill.clear()
         self._layer.calls.clear()
         self._layer.buckets.clear()
@@ -193,6 +194,8 @@ def main() -> int:
     responses.method_names_from_class = cache(responses.method_names_from_class)
     layer = Layer(moto, world, faults)
     loop = Loop(folder / "machines", world, faults, prefix="sim")
+    world.saved.folder = folder
+    world.saved.find_pid = lambda id: loop.state()[id]["pid"]
     layer.control = Control(layer, loop, bill, Tunnels(folder, layer, loop.connect))
     server = make_server("127.0.0.1", 0, layer, threaded=True, request_handler=_Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -96,7 +96,7 @@ def install(world: World) -> None:
     _amend_launches(world)
     _amend_templates()
     _amend_ends(world)
-    _amend_images()
+    _amend_images(world)
 
 
 def _amend_addresses() -> None:
@@ -185,7 +185,7 @@ def _amend_ends(world: World) -> None:
     Instance.state_transition_reason = property(transition)  # type: ignore[assignment]
 
 
-def _amend_images() -> None:
+def _amend_images(world: World) -> None:
     from moto.ec2.models.amis import Ami
 
     mappings = Ami.block_device_mappings.fget
@@ -196,7 +196,8 @@ def _amend_images() -> None:
         found: list[dict[str, Any]] = mappings(self)
         for disk in found:
             if "Ebs" in disk:
-                disk["Ebs"]["VolumeSize"] = images.snapshot(self.name)
+                size = world.saved.find_size(self.id) or images.snapshot(self.name)
+                disk["Ebs"]["VolumeSize"] = size
         return found
 
     Ami.block_device_mappings = property(block_device_mappings)  # type: ignore[assignment]

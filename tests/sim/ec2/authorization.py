@@ -126,7 +126,7 @@ def _named(request: Request) -> set[tuple[str, str]]:
 
 
 def _arn(request: Request, kind: str, name: str) -> str:
-    account = "" if kind == "image" else ACCOUNT
+    account = "" if kind in ("image", "snapshot") else ACCOUNT
     return f"arn:aws:ec2:{request.region}:{account}:{kind}/{name}"
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tests.sim.ec2 import endpoints, market, nat, wire
+from tests.sim.ec2 import endpoints, market, nat, saved, wire
 from tests.sim.ec2.wire import Answer, ApiError, Request
 
 ACCOUNT = "123456789012"
@@ -66,6 +66,7 @@ class World:
         """Quotas that are a fault, and those that AWS has raised."""
         self.prices: dict[str, float | None] = {}
         self.free_plan = False
+        self.saved = saved.Images()
         self.slow_end = 0.0
         """Seconds that an instance takes to end, with its interface in its network; also a NAT
         gateway, with its address."""
@@ -407,7 +408,24 @@ def _check_group_name(world: World, request: Request) -> None:
         )
 
 
+def _create_image(world: World, request: Request) -> Answer:
+    tags = {kind: request.tags(kind) for kind in ("image", "snapshot")}
+    image = world.saved.create(backend(request.region), request.parameters, tags)
+    return wire.xml("CreateImage", wire.tag("imageId", image.id))
+
+
+def _look_at_images(world: World, request: Request) -> None:
+    world.saved.look()
+
+
+def _deregister_image(world: World, request: Request) -> None:
+    world.saved.deregister(request.parameters["ImageId"])
+
+
 ACTIONS: dict[str, Action] = {
+    "CreateImage": _create_image,
+    "DescribeImages": _look_at_images,
+    "DeregisterImage": _deregister_image,
     "CreateSecurityGroup": _check_group_name,
     "DeleteSecurityGroup": _refuse_while_used,
     "DeleteSubnet": _refuse_while_used,

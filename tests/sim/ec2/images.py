@@ -65,4 +65,4 @@ def snapshot(name: str | None) -> int:
 
 def has_docker(name: str | None) -> bool:
     """Whether machines of the image of this name come with Docker."""
-    return "Deep Learning" in (name or "")
+    return any(part in (name or "") for part in ("Deep Learning", "clusterctl-nvidia"))

@@ -37,6 +37,12 @@ def _of(ec2: Any) -> Iterator[tuple[str, str, str]]:
             yield "instance", instance.id, _name(instance)
     for volume in ec2.volumes.values():
         yield "volume", volume.id, _name(volume)
+    for image in ec2.amis.values():
+        if image.owner_id == ec2.account_id:
+            yield "image", image.id, image.name
+    for snapshot in ec2.snapshots.values():
+        if snapshot.get_tags():
+            yield "snapshot", snapshot.id, snapshot.description
     for address in ec2.addresses:
         yield "address", address.allocation_id, _name(address)
     for gateway in ec2.nat_gateways.values():

@@ -67,6 +67,7 @@ class LightHost:
             "public_keys": order.keys,
             "user_data": order.user_data,
             "docker": order.docker,
+            "files": order.files,
             "python": os.path.realpath(sys.executable),
             "tools": str(_INSIDE / "light" / "tools.py"),
             "hidden": _hidden(kept),

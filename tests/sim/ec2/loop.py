@@ -130,6 +130,7 @@ class Loop:
             keys=tuple(keys_of(instance)),
             user_data=user_data_of(instance),
             docker=images.has_docker(image_of(instance)),
+            files=self.world.saved.find_files(instance.image_id),
             folder=folder,
         )
         self._machines[instance.id] = self.build(order)

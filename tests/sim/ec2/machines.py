@@ -21,6 +21,8 @@ class Order:
     user_data: str
     docker: bool
     folder: Path
+    files: str = ""
+    """An archive of what its machine image was made with."""
 
     @property
     def hostname(self) -> str:

@@ -152,6 +152,9 @@ def _products(changed: Changed) -> Iterator[dict[str, Any]]:
                 "usagetype": f"{prefix}EBS:VolumeUsage.{kind}",
             }
             yield _product("AmazonEC2", "Storage", attributes, "GB-Mo", disk(kind, region))
+        usage = f"{prefix}EBS:SnapshotUsage"
+        copies = {**place, "servicecode": "AmazonEC2", "usagetype": usage}
+        yield _product("AmazonEC2", "Storage Snapshot", copies, "GB-Mo", 0.05 * _more(region))
         address = {
             **place,
             "servicecode": "AmazonVPC",

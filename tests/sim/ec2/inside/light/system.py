@@ -82,6 +82,9 @@ def build_root(spec: dict[str, Any]) -> None:
     mount("tmpfs", f"{root}/run", "tmpfs", data="mode=755")
     for name in ("tmp", "var/tmp"):
         (root / name).chmod(0o1777)
+    if spec["files"]:
+        argv = ["tar", "--extract", f"--file={spec['files']}", f"--directory={root}"]
+        subprocess.run(argv, check=True)
     old = root / ".old"
     if LIBC.syscall(PIVOT_ROOT, str(root).encode(), str(old).encode()) != 0:
         raise OSError(ctypes.get_errno(), "pivot_root")
@@ -152,7 +155,7 @@ def _users() -> None:
     table("shadow", f"{UBUNTU}:*:19000:0:99999:7:::")
     table("gshadow", f"{UBUNTU}:!::")
     home = Path("/home", UBUNTU)
-    home.mkdir(parents=True, mode=0o750)
+    home.mkdir(parents=True, mode=0o750, exist_ok=True)
     os.chown(home, 1000, 1000)
     for name in (".bashrc", ".profile"):
         skeleton = Path("/etc/skel", name)

@@ -1,0 +1,116 @@
+"""`image ami`: a machine image of one's own, made by a cluster of one worker that goes again."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from clusterctl.actions import up_plan
+from clusterctl.actions.check import handle_signals
+from clusterctl.actions.common import Unfetched, open_pool
+from clusterctl.actions.down import take_down
+from clusterctl.actions.up import bring_up
+from clusterctl.core import catalog
+from clusterctl.core.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Consent,
+    NodeGroup,
+    Reporter,
+    Runtime,
+)
+from clusterctl.errors import ProviderError, UsageError
+from clusterctl.machines import providers
+from clusterctl.machines.protocol import Cloud, SavedImage
+from clusterctl.options.kinds import EC2
+from clusterctl.state.store import Store
+
+KINDS = ("nvidia", "cpu", "amd")
+TTL = 3 * 3600.0
+"""Seconds until the machines end themselves, should nobody remove them: an hour to install, and one
+for EC2 to copy the disk."""
+FORGET_LIMIT = 120.0
+
+
+def load_cloud() -> Cloud:
+    provider = providers.load_provider(EC2.owner)
+    assert isinstance(provider, Cloud)
+    return provider
+
+
+def list_images(region: str) -> tuple[SavedImage, ...]:
+    cloud = load_cloud()
+    return cloud.list_saved(region or cloud.find_usual_region())
+
+
+def remove_images(
+    kind: str, region: str, report: Reporter, consent: Consent
+) -> tuple[SavedImage, ...]:
+    """Removes those for that kind of workers. Raises UsageError for no."""
+    cloud = load_cloud()
+    region = region or cloud.find_usual_region()
+    found = tuple(image for image in cloud.list_saved(region) if image.kind == kind)
+    names = ", ".join(f"{image.name} ({image.id})" for image in found)
+    if found and not consent(f"remove {names}?"):
+        raise UsageError("aborted; nothing was removed")
+    for image in found:
+        cloud.remove_saved(image, region, report)
+    return found
+
+
+def make_image(
+    store: Store,
+    kind: str,
+    *,
+    runtime: Runtime | None,
+    cloud: CloudSpec,
+    report: Reporter,
+    consent: Consent,
+) -> SavedImage:
+    """The image that new workers of that kind are made from: the one there is, else a new one.
+    Whatever happens, no machine and no half of an image stays."""
+    aws = load_cloud()
+    region = cloud.region or aws.find_usual_region()
+    family = next(row.name for row in catalog.FAMILIES.values() if row.image == kind)
+    spec = ClusterSpec(
+        name=f"image-{kind}-{secrets.token_hex(3)}",
+        provider=EC2.owner,
+        groups=(NodeGroup(count=1, family=family),),
+        ttl=TTL,
+        runtime=runtime,
+        cloud=replace(cloud, region=region),
+    )
+    name = aws.name_saved(up_plan.complete(spec, None), kind)
+    for image in aws.list_saved(region):
+        if image.name != name:
+            continue
+        if image.state in ("available", "pending"):
+            report(f"{name} is {image.state} already: `up` uses it once it is available")
+            return image
+        aws.remove_saved(image, region, report)
+    with handle_signals() as ignore:
+        try:
+            made = bring_up(store, spec, report, consent).cluster
+            _forget(store, made)
+            return aws.save_image(made, store.locate_folder(made.name), name, kind, report)
+        finally:
+            ignore()
+            if spec.name in store.list_names():
+                discard = Unfetched(discard=True)
+                take_down(store, spec.name, report, lambda question: True, discard, force=True)
+
+
+def _forget(store: Store, cluster: Cluster) -> None:
+    """Removes from the worker what is not for machines of other clusters."""
+    worker = cluster.workers[0]
+    script = load_cloud().render_forgetting(worker)
+    with open_pool(store, cluster) as pool:
+        [result] = pool.run(
+            "exec /bin/sh -s", [worker.name], stdin=script.encode(), timeout=FORGET_LIMIT
+        )
+    if not result.ok:
+        raise ProviderError(
+            f"{worker.name} could not be made ready for an image: {result.why}",
+            hint="no image was made; run the same command again",
+        )
