@@ -312,11 +312,12 @@ def find_version(copy: Path, folder: str) -> dict[str, str]:
     """Variables that say the version where git has to be asked for it, which is not on nodes."""
     if not _matches(copy / folder, _ASKS_GIT):
         return {}
-    options = ("--dry-run", "--no-deps", "--python", sys.executable, "--target", str(copy / "none"))
-    result = run_uv("pip", "install", *options, str(copy / folder))
-    found = re.search(r"(?m)^ \+ \S+==(\S+)", result.complaints)
+    run_uv("build", "--sdist", "--out-dir", str(copy / "none"), str(copy / folder))
+    found = next((copy / "none").glob("*.tar.gz"), None)
+    version = found.name[: -len(".tar.gz")].rpartition("-")[2] if found else ""
     names = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PDM_BUILD_SCM_VERSION")
-    return dict.fromkeys(names, found[1]) if found else {}
+    shutil.rmtree(copy / "none", ignore_errors=True)
+    return dict.fromkeys(names, version) if version else {}
 
 
 def _matches(folder: Path, pattern: re.Pattern[bytes]) -> bool:

@@ -47,7 +47,7 @@ build-backend = "inner.backend:Hooks"
 backend-path = ["."]
 """
 BACKEND = """\
-import os, sys, zipfile
+import os, sys, tarfile, zipfile
 
 NAME = "odd-1.0-py3-none-any.whl"
 
@@ -57,6 +57,12 @@ class Hooks:
         return ["helper"]
 
     @staticmethod
+    def build_sdist(out, config_settings=None):
+        with tarfile.open(os.path.join(out, "odd-7.tar.gz"), "w:gz") as archive:
+            archive.add("PKG-INFO", "odd-7/PKG-INFO")
+        return "odd-7.tar.gz"
+
+    @staticmethod
     def build_wheel(out, config_settings=None, metadata_directory=None):
         import helper
         with open({counted!r}, "a") as file:
@@ -64,7 +70,8 @@ class Hooks:
         {action}
         with zipfile.ZipFile(os.path.join(out, NAME), "w") as wheel:
             wheel.writestr("odd/__init__.py", f"MADE = {{(sys.prefix, helper.VERSION)!r}}")
-            wheel.writestr("odd/_c.so", open("code.c").read())
+            version = os.environ.get("SETUPTOOLS_SCM_PRETEND_VERSION", "")
+            wheel.writestr("odd/_c.so", open("code.c").read() + version)
             info = "odd-1.0.dist-info/"
             wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: odd\\nVersion: 1.0\\n")
             wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
@@ -181,15 +188,17 @@ def test_compiled_parts_of_a_project_are_built_on_a_node_when_they_have_changed(
     write_sources(project, counted)
     (project / "odd").mkdir()
     (project / "odd" / "__init__.py").write_text("MINE = 1\n")
+    with (project / "pyproject.toml").open("a") as file:
+        file.write("# setuptools-scm\n")
     one = here("worker-1", tmp_path)
     (made,) = build_projects(one)
-    assert (made.paths, dict(made.made)) == ((".",), {"odd/_c.so": b"one"})
+    assert (made.paths, dict(made.made)) == ((".",), {"odd/_c.so": b"one7"}), "git is asked here"
     (project / "odd" / "__init__.py").write_text("MINE = 2\n")
     build_projects(one)
     assert counted.read_text() == "built\n"
     (project / "code.c").write_text("two")
     (made,) = build_projects(one)
-    assert dict(made.made) == {"odd/_c.so": b"two"}
+    assert dict(made.made) == {"odd/_c.so": b"two7"}
     build_projects(one, CFLAGS="-O3")
     other = replace(one, facts=replace(one.facts, arch=one.facts.arch + "-other"))
     with pytest.raises(LaunchError):  # no wheel of the build's needs is for it
