@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -30,3 +32,31 @@ def make(folder: Path, name: str, version: str, *requires: str, script: bool = F
     with ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in {**files, f"{info}/RECORD": record}.items():
             wheel.writestr(path, text)
+
+
+BACKEND = """\
+def build_wheel(out, config_settings=None, metadata_directory=None):
+    from wheels import Path, make
+
+    make(Path(out), {name!r}, {version!r})
+    return {wheel!r}
+"""
+
+
+def make_sources(folder: Path, name: str, version: str) -> None:
+    """A package that has to be built, by what `make` does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\n'
+        'backend-path = ["."]\n',
+        "backend.py": BACKEND.format(
+            name=name, version=version, wheel=f"{name}-{version}-py3-none-any.whl"
+        ),
+        "wheels.py": Path(__file__).read_text(encoding="utf-8"),
+        "PKG-INFO": f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n",
+    }
+    with tarfile.open(folder / f"{name}-{version}.tar.gz", "w:gz") as archive:
+        for path, text in texts.items():
+            info = tarfile.TarInfo(f"{name}-{version}/{path}")
+            info.size = len(text.encode())
+            archive.addfile(info, io.BytesIO(text.encode()))

@@ -48,7 +48,7 @@ def _launch(cli: Cli, name: str, *options: str, timeout: float = 120) -> Done:
     shutil.copytree(PROJECT, folder)
     index = cli.folder / "index"
     wheels.make(index, "demo", "2.0", "helper")
-    wheels.make(index, "helper", "1.0")
+    wheels.make_sources(index, "helper", "1.0")
     wheels.make(index, "torch", "2.13.0")  # what the lock names; the nodes have their own
     env = wheels.settings(index)
     uv = str(Path(sys.executable).parent / "uv")
