@@ -92,33 +92,23 @@ def check_uv(what: str, result: NodeResult, cwd: Path | None) -> str:
     `what` it was asked about stands below them, with what to do."""
     if result.ok:
         return result.text
-    complaints = re.sub(r"(https?://)[^\s/@]+@", r"\1***@", result.complaints)
-    complaints = complaints.replace(f"{cwd}/", "")
-    said = ["".join(found) for found in _REASON.findall(complaints)]
-    reasons = [reason for reason in said if not reason.startswith(_FRAMES)] or said
+    said = re.sub(r"(https?://)[^\s/@]+@", r"\1***@", result.complaints).replace(f"{cwd}/", "")
+    every = ["".join(found) for found in _REASON.findall(said)]
+    reasons = [reason for reason in every if not reason.startswith(_FRAMES)] or every
     # uv ends with 1 where versions do not fit together, and puts that into its last line.
-    unsolved = result.exit_code == 1 and "No solution" in complaints
+    unsolved = result.exit_code == 1 and "No solution" in said
     why = ": ".join(reasons) if unsolved else "; ".join(reasons[:3])
-    message = result.error or why or result.why
+    error = UsageError if unsolved or UNREADABLE.search(said) else LaunchError
+    check = "correct the file"
+    if error is LaunchError:
+        check = "check the file and the connection to the package index"
+    if refused := re.search(r"(?m)^hint: (.*authentication.*)", said):
+        why, check = refused[1], "check the name and password for that index"
+    elif failed := _UNBUILT.search(said):
+        why = f"{failed[1]} has no wheel, and its build does not say here what it needs: {why}"
+        check = "choose a version with a wheel, or install here what its build needs"
     without = f"`--requirements {NONE}` uses only what the nodes have"
-    if (failed := _UNBUILT.search(complaints)) and not result.error:
-        raise LaunchError(
-            f"{failed[1]} has no wheel and cannot be built here: {why}",
-            hint=f"{what}: choose a version with a wheel, or install what its build needs here;"
-            f" nodes build what --setup 'pip install …' names; {without}",
-        )
-    for line in complaints.splitlines():
-        if line.startswith("hint: ") and "authentication" in line:
-            raise LaunchError(
-                line.removeprefix("hint: "),
-                hint=f"{what}: check the name and password for that index, or {without}",
-            )
-    if unsolved or UNREADABLE.search(complaints):
-        raise UsageError(message, hint=f"{what}: correct the file, or {without}")
-    raise LaunchError(
-        message,
-        hint=f"{what}: check the file and the connection to the package index, or {without}",
-    )
+    raise error(result.error or why or result.why, hint=f"{what}: {check}, or {without}")
 
 
 def hash_parts(*parts: str) -> str:
@@ -500,10 +490,7 @@ def _describe(tree: project_tree.Tree, folder: Path) -> Project:
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         return Project(place, paths=paths)
     version = re.sub(r"[^\w.+!]+", "_", str(table.get("version") or UNKNOWN))
-    given = table.get("dependencies")
-    required = (line for line in given if isinstance(line, str)) if isinstance(given, list) else ()
-    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata = head + "".join(f"Requires-Dist: {line}\n" for line in required)
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     info = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}.dist-info"
     points, own = "[console_scripts]\n", [(f"{info}/METADATA", metadata.encode(), 0o644)]
     for command, module, function in _list_scripts(table):
@@ -527,10 +514,6 @@ def _read_own_project(path: Path) -> Mapping[str, Any]:
     """The table [project]; empty for a file that is not there, or is not understood, which is said
     where its packages are looked for."""
     with suppress(UsageError, OSError):
-        return _filter_tables(read_toml(path)).get("project", {})
+        table = read_toml(path).get("project")
+        return table if isinstance(table, dict) else {}
     return {}
-
-
-def _filter_tables(value: Any) -> dict[str, dict[str, Any]]:
-    pairs = value.items() if isinstance(value, dict) else ()
-    return {k: v for k, v in pairs if isinstance(v, dict)}
