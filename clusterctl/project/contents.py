@@ -22,7 +22,7 @@ SETTLED = 2.0
 """Seconds after its last change from which on a file shows the next one by its times: clocks of
 file systems tick, and servers have their own."""
 FORGOTTEN = 30 * 86400.0
-"""Seconds for which digests are kept that no command has changed."""
+"""Seconds for which is kept what no command has used: digests, and what nodes have built."""
 
 DigestRow = tuple[str, int, int, int, int]
 """Digest, size, inode, and the nanoseconds of the last change of the content, and of any."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 from zipfile import ZipFile
 
@@ -35,7 +35,7 @@ from clusterctl.core.text import count, format_bytes, parse_toml, parse_yaml, re
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
-from clusterctl.project.contents import read_folder
+from clusterctl.project.contents import FORGOTTEN, read_folder
 from clusterctl.project.own_project import (
     FETCH_TIMEOUT,
     NONE,
@@ -479,6 +479,9 @@ def build_wheel(
     kept = _locate_built(what, node, key or hash_parts(*rows), by)
     if wheel := next(kept.glob("*.whl"), None):
         return wheel
+    for path in kept.parent.iterdir() if kept.parent.is_dir() else ():
+        if path.lstat().st_mtime < time() - FORGOTTEN:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     if what in within:
         raise LaunchError(f"{what} has no wheel, and cannot be built without itself", hint=what)
     remote = f"builds/{token_hex(8)}"
@@ -564,7 +567,10 @@ def _locate_built(what: str, node: Node, key: str, by: Delivery) -> Path:
     """The folder here of what nodes like this one have built of that content."""
     heeded = (f"{name}={value}" for name, value in sorted(_choose_heeded(by).items()))
     parts = (what, key, _make_group(node), node.mpi_prefix, *heeded)
-    return by.home.packages / "built" / hash_parts(*parts)
+    folder = by.home.packages / "built" / hash_parts(*parts)
+    with suppress(FileNotFoundError):
+        os.utime(folder)
+    return folder
 
 
 def _choose_heeded(by: Delivery) -> dict[str, str]:

@@ -4,6 +4,7 @@ uv is the real one, and so is the agent, on nodes that are folders of this machi
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -145,12 +146,16 @@ def test_a_build_that_fails_shows_its_end_and_what_is_missing(
     counted: Path,
 ) -> None:
     put_into_index(index, counted, action=action)
+    old = find_home().packages / "built" / "old"
+    old.mkdir(parents=True)
+    os.utime(old, (0, 0))
     one = here("worker-1", tmp_path)
     with pytest.raises(LaunchError, match=r"^odd cannot be built on worker-1:\n") as caught:
         install("", one)
     assert "error" in caught.value.message.lower()
     assert hint in str(caught.value.hint)
     assert not list(Path(one.root, "builds").iterdir())
+    assert not old.exists(), "what nothing has used for a month"
     logs = list((find_home().packages / "built").glob("*.log"))
     assert [log.read_text().splitlines()[-1] for log in logs] == caught.value.message.split("\n")[
         -1:
