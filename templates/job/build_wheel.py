@@ -6,17 +6,26 @@ import importlib
 import json
 import os
 import sys
+import traceback
 
-settings = json.loads(sys.argv.pop())
-sys.path[:0] = [os.path.abspath(path) for path in settings["paths"]]
-module, _, inner = settings["backend"].partition(":")
-backend = importlib.import_module(module)
-for name in filter(None, inner.split(".")):
-    backend = getattr(backend, name)
-ask = getattr(backend, "get_requires_for_build_wheel", None)
-more = [line for line in (ask() if ask else ()) if line not in settings["given"]]
-if more:
-    print("\n" + json.dumps(more), flush=True)
-    sys.exit(settings["needs"])
-os.makedirs(settings["out"], exist_ok=True)
-backend.build_wheel(settings["out"])
+
+def build(paths, backend, given, needs, out):
+    sys.path[:0] = [os.path.abspath(path) for path in paths]
+    module, _, inner = backend.partition(":")
+    hooks = importlib.import_module(module)
+    for name in filter(None, inner.split(".")):
+        hooks = getattr(hooks, name)
+    ask = getattr(hooks, "get_requires_for_build_wheel", None)
+    more = [line for line in (ask() if ask else ()) if line not in given]
+    if more:
+        print("\n" + json.dumps(more), flush=True)
+        sys.exit(needs)
+    os.makedirs(out, exist_ok=True)
+    hooks.build_wheel(out)
+
+
+try:
+    build(**json.loads(sys.argv.pop()))
+except Exception as error:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    sys.exit(f"{last.filename}:{last.lineno}: {type(error).__name__}: {error}")
