@@ -126,9 +126,11 @@ def explain_ssh(target: Target, said: str, seconds: float, jumps: bool) -> Conne
             words = {key: value.strip() for key, value in found.groupdict("").items()}
             words = {"said": found[0].strip(), **words}
             error = explain(target, name, seconds=seconds, **words)
-            where = words.get("name", "")
-            if jumps and where and where not in (target.node.address, target.node.name):
-                return target.make_behind_error(f"jump host {where}", error.what, error.transient)
+            where = words.get("name", target.node.address), words.get("port", target.node.ssh_port)
+            if jumps and tuple(map(str, where)) != tuple(map(str, target.place)):
+                return target.make_behind_error(
+                    f"jump host {where[0]}", error.what, error.transient
+                )
             return error
     return None
 

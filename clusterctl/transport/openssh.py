@@ -269,7 +269,8 @@ class LogIn:
         if self._program.poll() is not None and not _answers(self._path):
             raise self._explain(deadline.seconds)
         if deadline.passed:
-            raise self._make("slow-auth", seconds=deadline.seconds)
+            slow = "slow-way" if self._jumps else "slow-auth"
+            raise self._make(slow, seconds=deadline.seconds)
 
     def _answer(self, text: str, kind: str) -> None:
         if error := diagnosis.explain_ssh(self._target, text, 0, False):

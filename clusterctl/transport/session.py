@@ -433,8 +433,11 @@ class Session(AbstractContextManager["Session"]):
             if not channel.event_ready:
                 raise Failure("sshd refused to start the command")
             raise Failure("sshd ended the session and gave no exit code")
-        said = self._stdout.before_start or self._stderr or len(channel.in_stderr_buffer)
-        if not self._stdout.started and (channel.exit_status == 0 or not said):
+        if not self._stdout.started:
+            said = b"\n".join(self.take_output()).decode(errors="replace").split("\n")
+            lines = [line.strip() for line in said if line.strip()]
+            if channel.exit_status and lines:  # such as a password that has expired
+                raise Failure(f"the account runs no commands there: {lines[-1]}")
             raise Failure(
                 "the login shell ended without running the command; one of its start files"
                 " (~/.bashrc, ~/.cshrc, …) may call `exit`, or start another program with `exec`"

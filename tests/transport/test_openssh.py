@@ -15,14 +15,16 @@ import pytest
 
 from clusterctl.core.clock import Deadline
 from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.transport import diagnosis
 from clusterctl.transport.connect import Destination
 from clusterctl.transport.diagnosis import Target
 from clusterctl.transport.ssh import SshTransport
 from tests.conftest import Need
 from tests.e2e.cli import wait_for
 from tests.terminal import Terminal
-from tests.transport.lab import Sshd, make_node, start, stop
+from tests.transport.lab import Sshd, make_node, start, stop, write_key
 from tests.transport.test_connect import RELAY
+from tests.unit.tables import rows
 
 pytestmark = pytest.mark.sshd
 
@@ -306,8 +308,7 @@ def test_an_expired_password_is_said(asking: Callable[..., Sshd], home: Path) ->
     key = f"  Port {server.port}\n  User root\n  IdentityFile {server.identity}\n"
     with closing(by_name(server, home, key)) as transport:
         result = transport.run("echo out", timeout=10)
-    assert result.exit_code == 1
-    assert "password has expired" in result.stderr.decode()
+    assert "no commands there: Password change required but no TTY available." in result.error
 
 
 @pytest.fixture
@@ -338,4 +339,62 @@ def test_a_passphrase_without_a_terminal(sshd: Sshd, home: Path, locked: str) ->
     ):
         transport.connect(10)
     assert 'ssh asks "Enter passphrase for key' in caught.value.message
-    assert "ssh-agent" in caught.value.hint
+    assert "load the key into ssh-agent" in caught.value.message
+
+
+# -------------------------------------------------------------------------------------------------
+# Refusals. The words of OpenSSH 9.2.
+
+
+@rows("said, why", "openssh.refusals")
+def test_what_ssh_says_is_explained(said: str, why: str) -> None:
+    node = make_node(22, "worker-1", address="box", user="ana")
+    error = diagnosis.explain_ssh(Target(node, None, Path("none")), said, 10, True)
+    assert error
+    assert error.what == why
+
+
+def test_a_wrong_way_is_explained(start_sshd: Callable[..., Sshd], home: Path) -> None:
+    """What ssh says is that of this machine's OpenSSH."""
+    server, gate = start_sshd(), start_sshd("gate", "AllowTcpForwarding no\n")
+    key = f"  Port {server.port}\n  IdentityFile {server.identity}\n"
+    other = write_key(home / "other")
+    stranger = write_proxy(server, home).replace(str(server.identity), str(home / "other"))
+    jump = f"{key}  ProxyJump gate\nHost gate\n  HostName 127.0.0.1\n  Port {gate.port}\n"
+    jump += f"  IdentityFile {gate.identity}\n"
+    known = server.known_hosts.read_text() + gate.known_hosts.read_text()
+    for lines, hosts, why in (
+        (write_proxy(server, home), f"[127.0.0.1]:{server.port} {other}\n", "has changed: offered"),
+        (write_proxy(server, home), "", "is not known; nothing was sent"),
+        (jump, known, "the jump host does not forward connections"),
+        (f"{key}  ProxyJump nosuch.invalid\n", known, "through jump host nosuch.invalid: the name"),
+        (stranger, known, "who may log in by publickey"),
+    ):
+        transport = by_name(server, home, lines)
+        (home / ".ssh/known_hosts").write_text(hosts)
+        with closing(transport):
+            assert why in transport.run("true", timeout=20).error
+
+
+def test_too_many_keys_and_an_agent_that_refuses(
+    sshd: Sshd, home: Path, need: Need, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sock = home / "agent"
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+    keys = [home / f"key-{number}" for number in range(8)]
+    with subprocess.Popen([need("ssh-agent"), "-D", "-a", str(sock)], stdout=-3) as agent:
+        try:
+            wait_for(sock.exists, 10, "the agent")
+            for options, files, why in (
+                (["-c"], [sshd.identity], "ssh-agent refuses to sign"),
+                ([], keys, "closed the connection after too many keys of user"),
+            ):
+                for key in keys:
+                    write_key(key)
+                subprocess.run([need("ssh-add"), "-q", *options, *files], check=True)
+                lines = f"  Port {sshd.port}\n  IdentityFile none\n"
+                with closing(by_name(sshd, home, lines)) as transport:
+                    assert why in transport.run("true", timeout=20).error
+                subprocess.run([need("ssh-add"), "-q", "-D"], check=True)
+        finally:
+            agent.kill()
