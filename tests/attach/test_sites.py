@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.attach.conftest import ONE_SITE, SITES, Program, Site
-from tests.conftest import Need
+from tests.conftest import Need, find
 from tests.e2e.cli import Cli, Running, wait_for
 
 SAVES = """
@@ -759,6 +760,29 @@ def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:
     assert remote.json("status", "--live")["queues"]
     remote("cancel", number)
     assert remote.job(number)["state"] == "cancelled"
+
+
+@ONE_SITE
+def test_jobs_go_over_a_connection_that_is_open(remote: Cli, site: Site) -> None:
+    """Nothing else lets this person in."""
+    ssh = Path(remote.env["HOME"]) / ".ssh"
+    with (ssh / "config").open("a") as config:
+        config.write(f"  ControlPath {ssh}/open\n")
+    plain = [find("ssh") or "", "-F", str(ssh / "config"), "-o"]
+    plain.append(f"UserKnownHostsFile={ssh}/known_hosts")
+    subprocess.run([*plain, "-M", "-N", "-f", "cluster"], check=True, timeout=30)
+    try:
+        (site.lab.folder / "root/.ssh/authorized_keys").write_text("")
+        remote("attach", "far", f"--{site.system}", "cluster")
+        remote.script("job", "#!/bin/sh\necho said\necho made >made\n").chmod(0o755)
+        assert remote("run", *site.size(2), "job").of(0) == ["said"]
+        assert "said" in remote("logs", "1").out
+        remote("fetch", "1")
+        assert [path.read_text() for path in remote.folder.glob("job-1/**/made")] == ["made\n"]
+        remote("detach", "far")
+        subprocess.run([*plain, "-O", "check", "cluster"], check=True, capture_output=True)
+    finally:
+        subprocess.run([*plain, "-O", "exit", "cluster"], check=False, capture_output=True)
 
 
 @ONE_SITE
