@@ -57,6 +57,10 @@ def _check_tools() -> list[CheckRow]:
     return [*found, _check_mpirun(), _check_terraform(), *check_gdrdrv()]
 
 
+WORKLOADS = "install clusterctl with its extra `workloads` (README, Install)"
+"""No command: the package of that name on PyPI is not ours."""
+
+
 def check_gdrdrv(
     devices: Path = Path("/dev"), modules: Path = Path("/sys/module")
 ) -> list[CheckRow]:
@@ -74,7 +78,7 @@ def _check_mpirun() -> CheckRow:
     beside = sys.executable.rpartition("/")[0]
     path = shutil.which("mpirun", path=beside) or shutil.which("mpirun")
     if path is None:
-        hint = "pip install 'clusterctl[workloads]' or apt-get install openmpi-bin"
+        hint = f"apt-get install openmpi-bin, or {WORKLOADS}"
         return CheckRow("error", "mpirun", "not found; needed to start jobs", hint)
     result = process.run([path, "--version"], timeout=20)
     said = result.text.splitlines()
@@ -97,7 +101,7 @@ def _check_packages() -> list[CheckRow]:
             found.append(CheckRow("ok", name, f"{version(name)} in {sys.executable}"))
         except PackageNotFoundError:
             text = f"not in {sys.executable}; the bundled programs need it"
-            found.append(CheckRow("warning", name, text, "pip install 'clusterctl[workloads]'"))
+            found.append(CheckRow("warning", name, text, WORKLOADS))
     return found
 
 

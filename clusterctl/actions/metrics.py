@@ -4,6 +4,7 @@ outputs that are on this machine: `logs --metrics`."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -72,7 +73,8 @@ def _join(
     except ImportError:
         if not points:
             report(
-                "TensorBoard's event files need a package: pip install 'clusterctl[tensorboard]'"
+                "TensorBoard's event files need a package: uv pip install --python"
+                f" {sys.executable} tensorboard"
             )
     return tuple(sorted(drop_repeated(points), key=lambda point: point.rank))
 
