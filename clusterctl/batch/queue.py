@@ -90,8 +90,20 @@ def make_job_name(spec: JobSpec, number: int) -> str:
     takes."""
     stem = spec.program.target.rpartition("/")[2].partition(".")[0]
     plain = re.sub(r"[^A-Za-z0-9_-]", "", stem).strip("-") or "job"
-    name = spec.native.get("job-name", f"{plain[:20]}-{number}")
+    name = spec.native.get("job-name", f"{plain[:20]}-{number}" if number else plain[:20])
     return check_value("--job-name", name)
+
+
+def call_mpirun(ranks: str, spec: JobSpec) -> str:
+    passed = (f"-x {name}" for name in ("MASTER_ADDR", "MASTER_PORT", *spec.secret_names))
+    return f"{shlex.join(('mpirun', *spec.mpirun_args))} -np {ranks} {' '.join(passed)}"
+
+
+MPI_VARIABLES = (
+    "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE",
+    "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+"""What Open MPI tells ranks, under the names that programs read."""
 
 
 def choose_lead(spec: JobSpec) -> int:
@@ -130,6 +142,16 @@ class QueueSystem(BatchSystem):
     """The warnings that the script gets, and what each means: `checkpoint` or `stopped`."""
     ours: ClassVar[tuple[str, ...]]
     """Beginnings of the directives that serve our job folder: no use in an emitted script."""
+    number: ClassVar[str]
+    """The variable with the number of a job."""
+    puts_back: ClassVar[str]
+    """The sh by which an emitted script has its job return to the queue."""
+    warns: ClassVar[str] = ""
+    """The sh by which it sends SIGTERM to ranks that its own launcher has started."""
+    rank_variables: ClassVar[Sequence[str]] = ()
+    """What its own launcher tells ranks, under the names that programs read."""
+    threads: ClassVar[Sequence[str]] = ()
+    """How many threads each rank may use."""
     native_env: ClassVar[Sequence[tuple[str, str, str]]] = ()
     """Variables for its own launcher: name, value unless the site sets one, and why."""
     without_mpi: ClassVar[str] = ""
@@ -166,6 +188,22 @@ class QueueSystem(BatchSystem):
         """The signal that ranks get with --pass-signal when the script gets that one; "": the
         script gives them SIGTERM."""
         return signal if spec.pass_signal and signal != "TERM" else ""
+
+    @abstractmethod
+    def choose_starter(self, spec: JobSpec, cluster: Cluster) -> str:
+        """What starts the ranks in an emitted script: `srun` or `mpirun`."""
+
+    @abstractmethod
+    def is_warned(self, spec: JobSpec, starter: str) -> bool:
+        """Whether an emitted script itself is warned of the end, and passes that on."""
+
+    @abstractmethod
+    def adapt_directives(self, lines: list[str], spec: JobSpec, warned: bool) -> list[str]:
+        """Those of a job of ours as an emitted script has them."""
+
+    @abstractmethod
+    def write_start(self, job: Job, starter: str) -> str:
+        """The command that starts ranks."""
 
     def pass_on(self, secrets: Sequence[str]) -> list[str]:
         """Directives that hand these variables on from whoever hands the script in."""
@@ -300,24 +338,38 @@ class QueueSystem(BatchSystem):
         )
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
-        """A script to hand in by hand: no state, no clean-up, no second attempt."""
+        """A script to hand in by hand, as people write them: the site's own srun or mpirun."""
         what = job.spec.program
         if what.kind is ProgramKind.BATCH:
             raise UsageError(f"{what.target} is a batch script already", hint=shlex.join(plan.argv))
-        compiled = plan_compilation(what, job.spec.env)
-        lines = self.directives(job.spec, job.id)
-        lines = [line for line in lines if not line.startswith(self.ours)]
+        spec, compiled = job.spec, plan_compilation(what, job.spec.env)
+        starter = "" if spec.once else self.choose_starter(spec, cluster)
+        mpirun = starter == "mpirun"
+        warn = self.warns if starter == "srun" else f"kill -{'USR1' if mpirun else 'TERM'} $step"
+        traps = self.is_warned(spec, starter)
+        lines = self.adapt_directives(self.directives(spec, 0), spec, traps)
+        threads = [] if "cpus-per-task" in spec.native else self.threads
+        # What the queue hands on has the usual folders.
+        path = plan.path if spec.venv or (mpirun and plan.path != "/usr/bin") else ""
+        program = next(iter(plan.programs.values()))
         return assets.render(
             "batch/emit.sh.j2",
-            directives=self._render_head([*lines, *self.pass_on(job.spec.secret_names)]),
+            directives=self._render_head([*lines, *self.pass_on(spec.secret_names)]),
             beside=beside,
+            path=path,
             title=" ".join((what.target, *what.args)),
             version=__version__,
-            delimiter=direct.make_delimiter(job),
-            env=sorted(plan.env.items()),
-            program=next(iter(plan.programs.values())),
-            agent=assets.render(f"{self.system}/agent.sh.j2", folder=""),
+            env=[item for item in sorted(plan.env.items()) if item[0] != "CLUSTERCTL_GRACE"],
+            program=program[4:] if spec.container else program,
             compile=compiled.script if compiled else "",
+            starter=starter,
+            start=self.write_start(job, starter) if starter else "",
+            ranks=[*(MPI_VARIABLES if mpirun else self.rank_variables), *threads],
+            traps=traps,
+            warn=warn,
+            warn_after=self.warn_after(spec) if traps else 0,
+            requeues="requeue" in spec.native,
+            gpus=any("gpu" in f"{name}={text}" for name, text in spec.native.items()),
             **self._describe(job, plan),
         )
 

@@ -13,12 +13,13 @@ from clusterctl.agent import queues
 from clusterctl.batch.queue import (
     HOPELESS,
     QueueSystem,
+    call_mpirun,
     check_value,
     choose_lead,
     list_arguments,
     make_job_name,
 )
-from clusterctl.core.job import JobSpec, JobState
+from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Cluster
 from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.text import count
@@ -92,7 +93,9 @@ class Sge(QueueSystem):
     # -notify: USR2 comes before the end, whether by qdel or by a limit. A suspension is announced
     # by USR1, which is then taken for the end: better saved once too often.
     signals = (("USR1", "checkpoint"), ("USR2", "stopped"), ("TERM", "stopped"))
-    ours = ("-o ", "-notify", "-r ")
+    ours = ("-o ", "-notify", "-S ", "-r n")
+    number = queues.GridQueue.NUMBER
+    puts_back = "code=99 # Grid Engine's word for it"
     launchers = ("auto", "mpirun")
 
     def check(self, spec: JobSpec) -> None:
@@ -125,6 +128,24 @@ class Sge(QueueSystem):
             if most := parse_concurrency(spec.array):
                 lines.append(f"-tc {most}")
         return [*lines, *_list_native(spec)]
+
+    def choose_starter(self, spec: JobSpec, cluster: Cluster) -> str:
+        return "mpirun"
+
+    def is_warned(self, spec: JobSpec, starter: str) -> bool:
+        return bool(self.warn_after(spec))
+
+    def adapt_directives(self, lines: list[str], spec: JobSpec, warned: bool) -> list[str]:
+        return ["-S /bin/bash", *(line for line in lines if not line.startswith(self.ours))]
+
+    def write_start(self, job: Job, starter: str) -> str:
+        if "pe" not in job.spec.native:
+            return call_mpirun("1", job.spec)
+        least, _, most = job.spec.native["pe"].rpartition(" ")[2].partition("-")
+        spread = job.ranks < int(most or least)
+        ranks = str(job.ranks) if spread else '"$NSLOTS"'
+        hosts = f'--hostfile "$TMPDIR/hosts"{" --map-by node" if spread else ""}'
+        return f"{call_mpirun(ranks, job.spec)} {hosts}"
 
     def list_options(self, spec: JobSpec) -> list[str]:
         words = shlex.split("\n".join(_list_native(spec)))
@@ -166,7 +187,7 @@ class Sge(QueueSystem):
         self, spec: JobSpec, cluster: Cluster, words: Sequence[str]
     ) -> tuple[str, ...]:
         spec, _ = self.resolve(spec, cluster)
-        ours = (*self.ours, "-j ", "-S ", "-cwd")
+        ours = (*self.ours, "-j ", "-r ", "-cwd")
         lines = [line for line in self.directives(spec, 0) if not line.startswith(ours)]
         options = (word for line in lines for word in line.split())
         terminal = ("-pty", "y") if os.isatty(0) else ()

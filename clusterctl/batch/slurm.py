@@ -12,12 +12,13 @@ from clusterctl.agent import queues
 from clusterctl.batch import queue
 from clusterctl.batch.queue import (
     QueueSystem,
+    call_mpirun,
     check_value,
     choose_lead,
     list_arguments,
     make_job_name,
 )
-from clusterctl.core.job import JobSpec, JobState
+from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Cluster
 from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.text import count, fold_runs
@@ -100,7 +101,15 @@ class Slurm(QueueSystem):
     unconfigured = "Could not establish a configuration source"
     gone = GONE
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))
-    ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue", "--requeue")
+    ours = ("--output=", "--open-mode=", "--signal=", "--no-requeue")
+    number = queues.SlurmQueue.NUMBER
+    puts_back = 'scontrol requeue "$SLURM_JOB_ID"'
+    warns = 'scancel --signal=TERM "$SLURM_JOB_ID"'
+    rank_variables = (
+        "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS",
+        'LOCAL_WORLD_SIZE=$(echo "$SLURM_GTIDS" | tr , "\\n" | wc -l)',
+    )
+    threads = ("OMP_NUM_THREADS=$((SLURM_CPUS_ON_NODE / LOCAL_WORLD_SIZE))",)
     launchers = ("auto", "mpirun", "srun")
     native_env = SRUN
     without_mpi = "--mpi none"
@@ -193,6 +202,32 @@ class Slurm(QueueSystem):
         lines.append("--requeue" if "requeue" in spec.native else "--no-requeue")
         lines.append(f"--signal=B:USR1@{self.read_notice(spec) or choose_lead(spec)}")
         return lines
+
+    def choose_starter(self, spec: JobSpec, cluster: Cluster) -> str:
+        if spec.launcher != "auto":
+            return spec.launcher
+        knows = "mpi" in spec.native or cluster.site_info.get("pmix")
+        return "srun" if knows or not spec.uses_mpi else "mpirun"
+
+    def is_warned(self, spec: JobSpec, starter: str) -> bool:
+        limited = "time" in spec.native or "signal" in spec.native
+        return "requeue" in spec.native or (limited and starter != "srun")
+
+    def adapt_directives(self, lines: list[str], spec: JobSpec, warned: bool) -> list[str]:
+        """srun's ranks are signalled by Slurm itself."""
+        signal = lines[-1]
+        kept = [line for line in lines if not line.startswith(self.ours)]
+        if warned:
+            return [*kept, signal, *["--open-mode=append"] * ("requeue" in spec.native)]
+        limited = "time" in spec.native or "signal" in spec.native
+        return [*kept, signal.replace("B:USR1", "TERM")] if limited else kept
+
+    def write_start(self, job: Job, starter: str) -> str:
+        spec = job.spec
+        if starter == "mpirun":
+            return call_mpirun(str(job.ranks), spec)
+        mpi = spec.native.get("mpi", "pmix" if spec.uses_mpi else "")
+        return f"srun {f'--mpi={mpi} ' if mpi else ''}--kill-on-bad-exit=1"
 
     def list_options(self, spec: JobSpec) -> list[str]:
         words = list_size(spec)

@@ -68,7 +68,7 @@ BATCH_SYSTEMS = {
             **dict.fromkeys(("--partition", "--signal"), text),
             "--sbatch-arg": _any_option,
         },
-        limits={"--mpi": kinds.SRUN, "--signal": kinds.SUPERVISED},
+        limits={"--mpi": kinds.SRUN},
         short={
             **{"-A": "--account", "-C": "--constraint", "-G": "--gpus", "-J": "--job-name"},
             **{"-N": "--nodes", "-p": "--partition", "-t": "--time", "-w": "--nodelist"},

@@ -40,6 +40,11 @@ RANKS = Limit(
     "; ".join(_SLOTS.values()),
     never=frozenset(f"interactive {name}" for name in _SLOTS),
 )
+LAUNCHERS = Limit(
+    f"has no effect with --emit {' or '.join(BATCH_SYSTEMS[name].emits for name in _SLOTS)}",
+    "leave it out: mpirun starts the ranks",
+    never=frozenset(f"emit {name}" for name in _SLOTS),
+)
 GROUP = Group(f"Batch systems ({_join_titles(ALL)})", (ONLY,))
 _ALL = Group(
     GROUP.heading, (ONLY,), True, f"Passed to {'either' if len(BATCH_SYSTEMS) == 2 else 'any'}"
@@ -63,7 +68,7 @@ PASSED: tuple[Option[Any], ...] = (
         text(f"--{name}", _ALL)
         for name in ("account", "job-name", "mail-type", "mail-user", "time")
     ],
-    flag("--requeue", _ALL, limits=(ONLY, kinds.SUPERVISED, kinds.STAGED)),
+    flag("--requeue", _ALL, limits=(ONLY, kinds.STAGED)),
     *[kind(word, _GROUPS[word]) for word, kind in _KINDS.items()],
 )
 """Options of `run` that go to the batch system as they are."""

@@ -405,7 +405,7 @@ class Run(Started, heading=JOBS, module="run"):
     launcher = choice(
         *("--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun"),
         empty="auto",
-        limits=(kinds.STAGED, kinds.NOT_ONCE),
+        limits=(kinds.STAGED, kinds.NOT_ONCE, batch_systems.LAUNCHERS),
     )
     mpirun_args = texts(
         *("--mpirun-arg", RANKS, "Option for mpirun: '--map-by numa'; repeatable", "ARG"),

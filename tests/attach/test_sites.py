@@ -30,6 +30,8 @@ while :; do sleep 300 & wait; done
 Its sleep may be warned first, and must not be the end of it.
 """
 
+EMITS = {"slurm": "sbatch", "sge": "qsub"}
+
 LONG = "echo started; exec sleep 300"
 
 ON_SLURM = pytest.mark.parametrize("site", SITES[:1], indirect=True)
@@ -474,49 +476,73 @@ def _native(cli: Cli, site: Site, number: int) -> str:
     return str(record["native_id"])
 
 
+def _submit(cli: Cli, site: Site, script: str, code: int = 0, before: str = ":") -> None:
+    """Waits until the job has ended. The user is root here, which mpirun refuses."""
+    path, run = cli.script("job", script), cli.script("submit", "")
+    root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+    submit = {"slurm": "sbatch --wait", "sge": f"qsub -sync y -v {root.replace(' ', ',')}"}
+    words = f"{submit[site.system]} {path.name}"
+    run.write_text(f"cd {cli.folder} && {before} && env {root} {words}; [ $? = {code} ]\n")
+    site.login.run("sh", str(run), timeout=160)
+
+
+@pytest.mark.parametrize("site", SITES, indirect=True)
 def test_the_emitted_script_needs_no_clusterctl(cli: Cli, site: Site, program: Program) -> None:
     name = program("tell", 'echo "rank $RANK of $WORLD_SIZE: $1 $MINE $MY_TOKEN, at $MASTER_ADDR"')
-    emit, submit = {"slurm": ("sbatch", "sbatch"), "sge": ("qsub", "qsub")}[site.system]
-    words = ["--emit", emit, "-e", "MINE=it's", "-e", "MY_TOKEN=secret", *site.size(2)]
-    script = cli("run", *words, name, "a 'b' $HOME").out
+    words = ["--emit", EMITS[site.system], "-e", "MINE=it's", "-e", "MY_TOKEN=secret"]
+    script = cli("run", *words, *site.size(2), name, "a 'b' $HOME").out
     assert "secret" not in script.replace("MY_TOKEN", "")
-    assert "site-" not in script.partition("prepare()")[0].replace("clusterctl/site", "")
-    path = cli.script("job", script)
-    waits = {"slurm": "--wait", "sge": "-sync y"}[site.system]
-    site.login.run(
-        "sh",
-        "-c",
-        f"cd {cli.folder} && MY_TOKEN=token {submit} {waits} {path.name}",
-        timeout=60,
-    )
+    assert len(script.splitlines()) <= 40
+    _submit(cli, site, script, before="export MY_TOKEN=token")
     wait_for(lambda: "rank 1 of 2" in _all_text(cli.folder), 10, "the script ran")
     said = _all_text(cli.folder)
     for rank in (0, 1):
-        assert f"rank {rank} of 2: a 'b' $HOME it's token, at 10." in said
-    assert not list(cli.folder.glob(".job-*"))
+        assert f"rank {rank} of 2: a 'b' $HOME it's token, at c" in said
+
+
+@pytest.mark.all
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("site", "launcher"),
+    [
+        pytest.param("slurm", ["--launcher", "srun"], marks=pytest.mark.slurm),
+        pytest.param("slurm", ["--launcher", "mpirun"], marks=pytest.mark.slurm),
+        pytest.param("sge", [], marks=pytest.mark.sge),
+    ],
+    indirect=["site"],
+)
+def test_an_emitted_script_returns_to_the_queue_and_keeps_the_exit_code(
+    cli: Cli, launcher: list[str], site: Site, program: Program
+) -> None:
+    limit = ["--time", "00:01:10"] if site.system == "sge" else ["--time", "1"]
+    name = program("tell", SAVES.replace("exit 0", "exit 7"))
+    words = ["--emit", EMITS[site.system], "--requeue", *launcher, *limit]
+    script = cli("run", *words, *site.size(2), name).out
+    assert len(script.splitlines()) <= 40
+    _submit(cli, site, script, code=7)
+    said = re.findall("started|saved|resumed", _all_text(cli.folder))
+    assert said[:4] == ["started", "started", "saved", "saved"]
+    assert "resumed" in said
 
 
 @ONE_SITE
 def test_an_emitted_script_says_how_to_get_a_bundled_program(cli: Cli, site: Site) -> None:
-    emit, submit = {"slurm": ("sbatch", "sbatch --wait"), "sge": ("qsub", "qsub -sync y")}[
-        site.system
-    ]
+    emit = EMITS[site.system]
     done = cli("run", "--emit", emit, *site.size(2), "reduce_all.py", "--no-table")
     head, [copying] = (
         [line.partition(": ")[2] for line in text.splitlines() if "cp -r" in line]
         for text in (done.out, done.err)
     )
     assert head == [copying]
-    cli.script("job", done.out)
-    site.login.run("sh", "-c", f"cd {cli.folder} && {copying} && {submit} job", timeout=60)
-    found = [*cli.folder.glob("slurm-*.out"), *cli.folder.glob("reduce_all-*.o*")]
+    _submit(cli, site, done.out, before=copying)
+    found = [*cli.folder.glob("slurm-*.out"), *cli.folder.glob("reduce_all.o*")]
     wait_for(lambda: "ok: 2 ranks" in "".join(p.read_text() for p in found), 10, "it ran")
     assert "cp -r" not in cli("run", "--emit", emit, cli.script("mine.py", "pass\n")).err
 
 
 def _all_text(folder: Path) -> str:
     """What the batch system has put beside the script."""
-    found = [*folder.glob("slurm-*.out"), *folder.glob("tell-*.o*")]
+    found = [*folder.glob("slurm-*.out"), *folder.glob("tell.o*")]
     return "".join(path.read_text() for path in found)
 
 

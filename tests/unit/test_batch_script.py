@@ -119,7 +119,7 @@ def called(
     ranks: int = 0,
     **changes: str,
 ) -> tuple[str, dict[str, str]]:
-    """How an emitted script calls that mpirun: what glibc is told, and Open MPI's parameters and
+    """How a job's script calls that mpirun: what glibc is told, and Open MPI's parameters and
     the variables that ranks get. `hosts`: the slots of each that Grid Engine has given."""
     (tmp_path / "bin").mkdir()
     for name, text in TOOLS.items():
@@ -138,8 +138,12 @@ def called(
         "MPI": mpi,
         **changes,
     }
-    script = load_system("sge").emit(made, site("sge"), replace(plan, path=""), beside="")
-    subprocess.run(["/bin/sh", "-c", script], cwd=tmp_path, env=env, check=True, timeout=30)
+    files = load_system("sge").script(made, site("sge"), replace(plan, path=""))
+    (tmp_path / "launch.sh").write_text(files["launch.sh"])
+    for words in (["prepare"], []):
+        subprocess.run(
+            ["/bin/sh", "./launch.sh", *words], cwd=tmp_path, env=env, check=True, timeout=30
+        )
     apart, *words = (tmp_path / "said").read_text().splitlines()
     return apart, parameters(words)
 
