@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import tempfile
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,8 +20,7 @@ from typing import Any
 from clusterctl import process
 from clusterctl.core import catalog
 from clusterctl.core.model import Reporter
-from clusterctl.data.datasets import hash_file
-from clusterctl.errors import ProviderError, UsageError, describe_reason
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from clusterctl.machines.docker import containers
 
@@ -88,7 +85,6 @@ def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Bu
 def _lay_out(name: str, base: str, context: Path, on_line: Reporter) -> list[str]:
     """The rest of the command line of `docker build` for a recipe, whose files are there then."""
     downloads = registry.read_downloads()
-    registry.check_complete(name, downloads)
     containers.require()
     given = registry.list_arguments(name, downloads, base)
     _pull(name, given, on_line)
@@ -107,6 +103,13 @@ def _name_own(file: Path) -> str:
 
 def _check_known(name: str) -> None:
     known = registry.list_names()
+    if name == "amd":
+        raise UsageError(
+            "there is no recipe for AMD's GPUs: it would need ROCm's libraries and PyTorch compiled"
+            f" for {catalog.FAMILIES['g4ad'].arch}, more than 8 hours on a g4ad.xlarge",
+            hint=f"`up --gpu g4ad` takes {catalog.CONTAINER_IMAGES['amd'].public}, which has them;"
+            " an --image of your own works, too",
+        )
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}"
@@ -147,15 +150,13 @@ def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Report
     on_line("downloading the wheels")
     argv = make_pip_argv(context / "requirements.txt", context / "wheels", downloads)
     _run_pip(name, argv, downloads)
-    download_sources(registry.list_sources(name, downloads), context / "sources", on_line)
 
 
 def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
     """Runs pip's command line, and raises ProviderError where it fails."""
     result = process.run(argv, timeout=_PATIENCE)
     if not result.ok:
-        # Only PyTorch's own index has builds for processors alone, and AMD's those for its GPUs.
-        # They are asked where they have to be.
+        # Only PyTorch's own index has builds for processors alone. It is asked where it has to be.
         more = [word for row in [downloads["index"].get(name)] if row for word in (_INDEX, row)]
         result = process.run([*argv, *more], timeout=_PATIENCE)
     if not result.ok:
@@ -164,29 +165,6 @@ def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
             hint="check PIP_INDEX_URL and PIP_FIND_LINKS; docker/downloads.json lists the wheels"
             " that have to be there, with their checksums",
         )
-
-
-def download_sources(rows: Mapping[str, dict[str, Any]], folder: Path, on_line: Reporter) -> None:
-    """Downloads archives, by the names of their files, with the proxies of this machine. Raises
-    ProviderError for one that is not what it was."""
-    for file, row in rows.items():
-        on_line(f"fetching {row['name']} {row['version']}")
-        url, target = row["url"], folder / file
-        try:
-            with urllib.request.urlopen(url, timeout=60) as source, target.open("wb") as sink:
-                shutil.copyfileobj(source, sink)
-        except OSError as error:
-            raise ProviderError(
-                f"{url} could not be fetched: {describe_reason(error)}",
-                hint="check the network and https_proxy",
-                transient=True,
-            ) from None
-        found = hash_file(target)
-        if found != row["sha256"]:
-            raise ProviderError(
-                f"{url} has changed: SHA-256 {found}, expected {row['sha256']}",
-                hint="it was changed on the way or at its source; do not build from it",
-            )
 
 
 def make_pip_argv(requirements: Path, wheels: Path, downloads: dict[str, Any]) -> list[str]:

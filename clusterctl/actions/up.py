@@ -334,12 +334,11 @@ def _prepare_nodes(
     fetched = {kind: round(gb[0] * 1e9) for kind, gb in intent.installs.items()}
     sizes = {name: fetched.get(kind, 0) for name, kind in kinds.items()}
     progress = StepReporter(report, nodes=clock.nodes, sizes=sizes)
-    compiles = any(image.recipe in catalog.COMPILED for image in intent.images.values())
     with clock.time_phase(BOOTSTRAP):
         results = pool.run(
             "exec /bin/sh -s",
             stdin=scripts,
-            timeout=features.bootstrap_timeout + catalog.COMPILING * compiles,
+            timeout=features.bootstrap_timeout,
             on_stdout=progress.on_stdout,
             on_done=note,
         )

@@ -172,13 +172,14 @@ def resolve_node_images(
             pulled = ask(known.get(kind, chosen))
             name = registry.parse_image_name(chosen).tagged
             line = f"image of {_name_nodes(kind)}: {name} {_describe(pulled)}"
+            if chosen == catalog.CONTAINER_IMAGES[kind].public:
+                line += ", published by the author of the seed project, not by us"
             found[kind] = NodeImage(pulled.pinned, line, login=pulled.login, size=pulled.size)
     return found
 
 
 def _resolve_recipe(kind: str, recipe: str, check: Callable[[str], str]) -> NodeImage:
     listed = registry.read_downloads()
-    registry.check_complete(recipe, listed)
     bases = registry.list_bases(recipe, listed)
     notes = {base: check(base) for base in bases}
     on = ", ".join(
@@ -188,8 +189,7 @@ def _resolve_recipe(kind: str, recipe: str, check: Callable[[str], str]) -> Node
     )
     return NodeImage(
         reference=registry.make_tag(recipe, listed),
-        line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {on}"
-        + "; experimental: never built, and never run on a GPU" * (recipe in catalog.COMPILED),
+        line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {on}",
         recipe=recipe,
         bases=bases,
     )
@@ -212,18 +212,15 @@ def measure_installs(
     return found
 
 
-def describe_installs(
-    installs: Mapping[str, tuple[float, float]], images: Mapping[str, NodeImage]
-) -> Iterator[str]:
+def describe_installs(installs: Mapping[str, tuple[float, float]]) -> Iterator[str]:
     """How long new nodes take, and for what."""
     known = catalog.INSTALLS
     for kind, (fetched, written) in installs.items():
         seconds = known.estimate(fetched, written)
-        compiled = kind in images and images[kind].recipe in catalog.COMPILED
         yield (
             f"installing on {_name_nodes(kind)}: {fetched:.1f} GB to fetch and {written:.1f} GB to"
             f" write on each, about {math.ceil(seconds / 60)} min (at {known.fetch:g} and"
-            f" {known.disk:g} MB/s)" + ", and an hour of compiling" * compiled
+            f" {known.disk:g} MB/s)"
         )
 
 
@@ -356,7 +353,7 @@ def _intend_here(
     surplus = tuple(node.name for node in there if node.name not in kept)
     more = [*folder, *(image.line for image in images.values())]
     if plan.question:
-        more += describe_installs(installs, images)
+        more += describe_installs(installs)
     if surplus:
         more.append(f"to be removed: {shorten(surplus)}")
     elif old and old.nodes and not plan.nodes:

@@ -131,7 +131,7 @@ class ContainerImage:
     """What runs on a kind of node: where its Python and its Open MPI are, and whom its processes
     belong to where we do not say it."""
 
-    fallback: str
+    public: str
     python: str = "/opt/venv/bin/python"
     mpi_prefix: str = "/opt/venv"
     user: str = "root"
@@ -144,12 +144,14 @@ RECIPES: dict[str, str] = _TABLES["recipes"]
 
 def choose_image(kind: str, image: str, images: Mapping[str, str]) -> str:
     """What that kind of node gets: a reference, or the name of a recipe."""
-    return images.get(kind) or image or kind
+    usual = kind if kind in RECIPES else CONTAINER_IMAGES[kind].public
+    return images.get(kind) or image or usual
 
 
 def choose_images(kinds: Iterable[str], image: str, images: Mapping[str, str]) -> dict[str, str]:
     """What each kind of node gets: a reference, or the name of a recipe. What is not chosen, by
-    `image` for all nodes or `images` for those of a kind, is the recipe of the kind's own name.
+    `image` for all nodes or `images` for those of a kind, is the recipe of the kind's own name,
+    else a public image.
 
     Raises UsageError for a kind that the cluster does not have.
     """
@@ -184,13 +186,6 @@ class Installs:
 
 
 INSTALLS = msgspec.convert(_TABLES["installs"], Installs)
-
-COMPILED = {"amd"}
-"""Recipes that compile code for GPUs."""
-
-COMPILING = 3600.0
-"""Seconds that such a recipe may take on a node beyond those of others."""
-
 
 # -------------------------------------------------------------------------------------------------
 # Python packages of the nodes: their versions, and the package index of torch.

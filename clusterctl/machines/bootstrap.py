@@ -419,7 +419,6 @@ def list_steps(
         "amd": kind == "amd",
         "pulled": bool(inside and not inside.recipe),
         "built": bool(inside and inside.recipe),
-        "compiled": bool(inside and inside.recipe and _list_urls(inside.recipe)),
     }
     values = {
         "node": node,
@@ -455,12 +454,6 @@ def _render_step(name: str, row: StepRow, values: Mapping[str, object]) -> Step:
     return Step(name, row.what.format_map(values), *map(str.strip, parts))
 
 
-def _list_urls(recipe: str) -> dict[str, str]:
-    """Of the archives that the image is compiled from, by file."""
-    archives = registry.list_sources(recipe, registry.read_downloads())
-    return {file: row["url"] for file, row in archives.items()}
-
-
 def _list_image_values(node: Node, container: NodeContainer) -> dict[str, object]:
     """What the steps are told of the node's container and its image."""
     recipe, listed = container.recipe, registry.read_downloads()
@@ -472,11 +465,11 @@ def _list_image_values(node: Node, container: NodeContainer) -> dict[str, object
         if container.login
         else "",
         "bases": container.bases,
-        "sources": _list_urls(recipe),
         "context": f"{node.root}/{CONTEXT}",
         "arguments": [f"{name}={value}" for name, value in given.items()],
         "wheels": registry.WHEELS,
         "container": CONTAINER,
+        "python": container.row.python,
         "digest": container.compute_digest(node),
         "shared": container.shared,
         "drivers": catalog.DRIVER_FOR_CUDA,

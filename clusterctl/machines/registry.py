@@ -412,12 +412,8 @@ def list_names() -> tuple[str, ...]:
 
 
 def list_arguments(name: str, listed: Downloads, base: str = "") -> dict[str, str]:
-    """The recipe's build arguments. Device code is built for every family that gets this image."""
-    found = {"BASE": base or listed["base"]["image"]}
-    if name in catalog.COMPILED:
-        arches = (row.arch for row in catalog.FAMILIES.values() if row.image == name)
-        found["ARCHES"] = " ".join(dict.fromkeys(arches))  # families may share one
-    return found
+    """The recipe's build arguments."""
+    return {"BASE": base or listed["base"]["image"]}
 
 
 def list_bases(name: str, listed: Downloads) -> tuple[str, ...]:
@@ -432,41 +428,14 @@ def list_requirements(name: str, listed: Downloads) -> str:
     return "\n".join([*lines, ""])
 
 
-def list_sources(name: str, listed: Downloads) -> dict[str, dict[str, Any]]:
-    """The archives to compile, by the names of their files in the context."""
-    return {
-        f"{row['name']}-{row['version']}.tar.{row['url'].rpartition('.')[2]}": row
-        for row in listed["sources"]
-        if name in row["images"]
-    }
-
-
 def find_cuda(name: str, listed: Downloads) -> str:
     """The CUDA release of the wheels; "" where there is none."""
     rows = [row for row in listed["wheels"] if name in row["images"]]
     return next((row["version"] for row in rows if row["name"] == "cuda-toolkit"), "")
 
 
-def check_complete(name: str, listed: Downloads) -> None:
-    """Raises ProviderError for what the image takes and has no checksum: it could be anything."""
-    rows = [row for kind in ("wheels", "sources") for row in listed[kind]]
-    unknown = [
-        f"{row['name']} {row['version']}"
-        for row in rows
-        if name in row["images"] and not row["sha256"]
-    ]
-    if unknown:
-        where = listed["index"].get(name, "PyPI")
-        raise ProviderError(
-            f"the image {name!r} is not built: docker/downloads.json has no checksum for"
-            f" {', '.join(unknown)}",
-            hint=f"download the files from {where}, and write what sha256sum says of them into that"
-            f" list (docs/images.md); `up` also takes another image: --image {name}=IMAGE",
-        )
-
-
 def render_files(name: str, listed: Downloads, *, here: bool = False) -> dict[str, str]:
-    """The context of the build, by path, without the wheels and archives themselves. Where it has
+    """The context of the build, by path, without the wheels themselves. Where it has
     no wheels, the build takes them from the package index: `wheels/index` is one beside PyPI.
 
     `here`: it has. A last stage of its own then leaves them behind; on nodes, that would write
@@ -482,9 +451,6 @@ def render_files(name: str, listed: Downloads, *, here: bool = False) -> dict[st
     found["Dockerfile"] = recipe
     found["requirements.txt"] = list_requirements(name, listed)
     found["wheels/index"] = f"{listed['index'].get(name, '')}\n"
-    if archives := list_sources(name, listed):
-        lines = [f"{row['sha256']}  {file}\n" for file, row in archives.items()]
-        found["sources/SHA256SUMS"] = "".join(lines)
     return found
 
 

@@ -113,7 +113,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     gpu = texts(
         "--gpu",
         EC2,
-        "GPU workers: g4dn or T4, g4ad, g5, g6, g6e, p4d, p5; repeatable",
+        "GPU workers: g4dn or T4, g4ad, g5, g6, g6e, g7, p4d, p5, p5en; repeatable",
         "FAMILY[:N]",
     )
     cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]")
@@ -944,7 +944,7 @@ class Check(Common, heading=MACHINES, module="access"):
 
 DATA = "Data sets and images"
 _WORKERS = ("nvidia", "cpu", "amd")
-_RECIPES = "launcher, cpu, nvidia or amd, or your own Dockerfile"
+_RECIPES = "launcher, cpu or nvidia, or your own Dockerfile"
 
 
 class DataGet(Common, heading=DATA, module="data"):

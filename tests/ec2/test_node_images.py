@@ -36,7 +36,10 @@ def test_the_plan_names_every_image_with_digest_and_size(world: World) -> None:
             "docker.io does not provide the image me/none:1",
         ),
         (("--gpu", "g4dn", "--image", "nvidia=me/hidden:1"), "run `docker login`"),
-        (("--gpu", "g4ad"), "no checksum for rocm"),
+        (
+            ("--gpu", "g4ad"),
+            "does not provide the image rafalsiwek/g4ad_distributed_ml:1.0",
+        ),
     ],
 )
 def test_what_no_node_could_get_is_refused_and_nothing_made(

@@ -105,7 +105,7 @@ def test_images_follow_the_gpus(tmp_path: Path) -> None:
 
     assert images() == ["clusterctl/launcher:1", "clusterctl/cpu:1"]
     assert images(*FOUR_NVIDIA, gpus=("all",))[1] == "clusterctl/nvidia:1"
-    assert images(*TWO_AMD, gpus=("all",))[1] == "clusterctl/amd:1"
+    assert images(*TWO_AMD, gpus=("all",))[1] == "rafalsiwek/g4ad_distributed_ml:1.0_pytorch_2.5.1"
     assert images(image="mine:7") == ["mine:7", "mine:7"]
     assert images(images={"cpu": "mine:7"}) == ["clusterctl/launcher:1", "mine:7"]
     more = {"image": "mine:7", "images": {"launcher": "cpu"}}

@@ -116,7 +116,8 @@ def test_every_price_says_where_it_is_from() -> None:
     for item, price in catalog.PRICES.items():
         assert price.source.startswith("https://"), item
         assert len(price.date) == 10, item
-    for family in catalog.FAMILIES.values():
+    undated = {"g7"}  # AWS is asked, as always; nobody has published its price with a date
+    for family in (row for name, row in catalog.FAMILIES.items() if name not in undated):
         assert prices.look_up_fallback(family.instance_type, "us-east-1").dollars
     for name in (catalog.LAUNCHER_TYPE, *catalog.ONE_SIZE.values()):
         assert prices.look_up_fallback(name, "us-east-1").dollars

@@ -91,11 +91,17 @@ def test_an_image_of_ones_own_is_pinned_and_measured(hub: Hub) -> None:
     assert "secret" not in repr(found)
 
 
-def test_what_has_no_checksum_is_refused_before_it_costs_money(hub: Hub) -> None:
-    with pytest.raises(ProviderError, match="the image 'amd' is not built") as caught:
-        resolve(spec(), "launcher", "amd")
-    assert caught.value.exit_code == 3
-    assert "--image amd=IMAGE" in caught.value.hint
+def test_amd_workers_get_a_public_image_that_is_not_ours(hub: Hub) -> None:
+    digest = hub.serve("rafalsiwek/g4ad_distributed_ml", "1.0_pytorch_2.5.1", size=9_000_000_000)
+    found = resolve(spec(), "launcher", "amd")["amd"]
+    assert (found.recipe, found.reference.rpartition("@")[2]) == ("", digest)
+    assert found.line == (
+        "image of amd workers: rafalsiwek/g4ad_distributed_ml:1.0_pytorch_2.5.1"
+        f" ({digest[:19]}, 9,000 MB), published by the author of the seed project, not by us"
+    )
+    hub.serve("me/amd", "1")
+    own = resolve(spec(images={"amd": "me/amd:1"}), "launcher", "amd")["amd"]
+    assert "seed project" not in own.line
 
 
 def test_a_base_that_is_gone(hub: Hub) -> None:
@@ -172,7 +178,7 @@ def test_the_plan_says_what_is_fetched_and_how_long_it_takes(
     image = up_plan.NodeImage("some/image@sha256:1", "", recipe=recipe, size=size)
     images = {} if runtime == "host" else {"nvidia": image}
     installs = up_plan.measure_installs(("nvidia",), images, Runtime(runtime))
-    assert "".join(up_plan.describe_installs(installs, images)) == says
+    assert "".join(up_plan.describe_installs(installs)) == says
 
 
 @pytest.mark.parametrize("recipe", catalog.RECIPES)

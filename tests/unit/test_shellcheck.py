@@ -29,7 +29,7 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
         kind = bootstrap.find_kind(worker)
         listed = registry.read_downloads()
         container = bootstrap.NodeContainer(
-            image=registry.make_tag(recipe or kind, listed),
+            image=registry.make_tag(recipe, listed) if recipe else "some/image:1",
             recipe=recipe,
             bases=registry.list_bases(recipe, listed) if recipe else (),
             login=None if recipe else RegistryLogin("me", "secret"),
@@ -91,7 +91,6 @@ RENDERED: dict[str, Callable[[], str]] = {
         for runtime in (Runtime.HOST, Runtime.DOCKER)
     },
     "node-recipe": lambda: node_script(Accelerator.NONE, Runtime.DOCKER, "cpu"),
-    "node-recipe-compiled": lambda: node_script(Accelerator.AMD, Runtime.DOCKER, "amd"),
     "mesh": mesh_script,
     "shared folder": lambda: bootstrap.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
     "export": lambda: share_script("export"),

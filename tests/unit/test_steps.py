@@ -74,12 +74,6 @@ def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
         (Runtime.DOCKER, Accelerator.NONE, "", "docker image container"),
         (Runtime.DOCKER, Accelerator.NONE, "cpu", "docker base wheels build container"),
         (Runtime.DOCKER, Accelerator.NVIDIA, "", "docker nvidia image container versions"),
-        (
-            Runtime.DOCKER,
-            Accelerator.AMD,
-            "amd",
-            "docker amd base sources wheels build container kernel",
-        ),
         (Runtime.DOCKER, Accelerator.AMD, "", "docker amd image container kernel"),
     ],
 )

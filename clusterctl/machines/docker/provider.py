@@ -221,7 +221,7 @@ def _list_absent(machines: Iterable[NodePlan]) -> tuple[tuple[str, ...], tuple[s
     ]
     recipes = tuple(ours[reference] for reference in absent if reference in ours)
     for recipe in sorted(set(recipes) - QUICK):
-        public = catalog.CONTAINER_IMAGES[recipe].fallback
+        public = catalog.CONTAINER_IMAGES[recipe].public
         raise ProviderError(
             f"the engine has no image {catalog.name_local_image(recipe)}",
             hint=f"clusterctl image build {recipe} (or --image {public})",

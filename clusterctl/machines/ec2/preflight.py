@@ -261,7 +261,7 @@ def _list_troubles(
         yield (
             f"{name} does not work with --runtime host: PyTorch's ROCm wheels have no code for its"
             f" GPU ({catalog.FAMILIES['g4ad'].arch})",
-            "name a container image whose PyTorch has it (--image amd=IMAGE), or choose --gpu g4dn",
+            "leave --runtime host out: the container image of AMD workers has a PyTorch with it",
         )
     # With a machine image and a container image of their own, people know what they do.
     own = cloud.ami and (options.image or options.images.get("nvidia"))
