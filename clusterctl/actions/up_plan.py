@@ -345,7 +345,9 @@ def _intend_here(
     # What the cluster has; an --image that is given again is asked for again.
     known = old.images if old and not (spec.image or spec.images) else {}
     contained = plan.kinds if options.runtime is Runtime.DOCKER else ()
-    images = resolve_node_images(options, contained, known, provider.find_registry_login)
+    images = {}
+    if contained:  # else the provider has looked at them, or there are no containers
+        images = resolve_node_images(options, contained, known, provider.find_registry_login)
     bare = [kind for kind in plan.kinds if kind not in plan.saved]
     installs = measure_installs(bare, images, options.runtime)
     there = old.workers if old else ()

@@ -48,7 +48,7 @@ def clusterctl(engine: Engine, node_images: dict[str, str], home: Path) -> Itera
 
 @pytest.fixture(scope="module")
 def cluster(clusterctl: Clusterctl, node_images: dict[str, str], home: Path) -> str:
-    """The id of a cluster of three containers, of a Dockerfile of the user's own."""
+    """The id of a cluster of three containers, the workers of a Dockerfile of the user's own."""
     mine = home.parent / "lab" / "Dockerfile"
     mine.parent.mkdir()
     mine.write_text(f"FROM {node_images['cpu']}\nCOPY mine /etc/mine\n")
@@ -58,7 +58,7 @@ def cluster(clusterctl: Clusterctl, node_images: dict[str, str], home: Path) -> 
     setup = home.parent / "setup.sh"
     setup.write_text("id -un >>/etc/setup-ran\n")
     words = ("up", "--provider", "docker", "--shared", "--setup", str(setup), "--json")
-    words = (*words, "--image", built["reference"])
+    words = (*words, "--image", f"cpu={built['reference']}")
     found = json.loads(clusterctl(*words).stdout)
     assert [node["name"] for node in found["nodes"]] == ["launcher", "worker-1", "worker-2"]
     return str(found["id"])
