@@ -13,7 +13,7 @@ from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any, TextIO
 
-from clusterctl.core.progress import Speedometer
+from clusterctl.core.progress import QUESTION, Speedometer
 from clusterctl.core.text import format_seconds
 from clusterctl.errors import ClusterctlError, UsageError
 
@@ -108,7 +108,7 @@ class Console:
                 if speed.add(now, size):
                     rest = speed.estimate(left)
                     copied = f", {describe_copy(size - start, speed.rate, rest)}"
-                if self._asking or self.quiet or (only_copies and not copied):
+                if self._is_asking() or self.quiet or (only_copies and not copied):
                     continue
                 if copied and can_redraw():
                     self.draw([escape(f"{self._format_time()}  {self._doing}{copied}")])
@@ -158,7 +158,7 @@ class Console:
         """These stand at the bottom of the terminal until the next ones or the next message, unless
         a question waits for its answer. `room`: lines for them; half of the window, else."""
         with self._writing:
-            if self._asking:
+            if self._is_asking():
                 return
             self._spoke = self._clock()
             room = room or max(1, measure_height() // 2)
@@ -167,6 +167,9 @@ class Console:
             # Without automatic margins, a line that is too long stays on its line.
             self._write(f"{self._erase()}\x1b[?7l" + "\r\n".join(lines) + "\x1b[?7h")
             self.drawn = len(lines)
+
+    def _is_asking(self) -> bool:
+        return self._asking or QUESTION.locked()
 
     def leave(self) -> None:
         """What is drawn stays where it is."""

@@ -265,3 +265,6 @@ class Meter:
 
 
 COPIED = Meter()
+
+QUESTION = threading.Lock()
+"""Held while a question for a password stands on the terminal: progress waits."""

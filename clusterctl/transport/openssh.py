@@ -27,6 +27,7 @@ from clusterctl import process
 from clusterctl.core import keys as core_keys
 from clusterctl.core.clock import Deadline, now, run_in_background
 from clusterctl.core.model import Node
+from clusterctl.core.progress import QUESTION
 from clusterctl.errors import UsageError
 from clusterctl.transport import diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
@@ -163,7 +164,6 @@ ATTENTION = 90.0
 LONGEST_PATH = 80
 """Bytes of a socket's path: 104 on macOS, less what ssh appends while it makes the socket."""
 
-_TERMINAL = threading.Lock()
 _passphrases: dict[str, bytes] = {}
 """The answers to questions for passphrases, so that many hosts ask once."""
 
@@ -342,7 +342,7 @@ def _find_last(said: str) -> str:
 
 def _ask(name: str, before: str, question: str, kind: str) -> bytes:
     """What somebody types, unseen. `before` was said meanwhile, such as what may be chosen."""
-    with _TERMINAL, open("/dev/tty", "w+b", buffering=0) as terminal:
+    with QUESTION, open("/dev/tty", "w+b", buffering=0) as terminal:
         state = termios.tcgetattr(terminal)
         restore = partial(termios.tcsetattr, terminal, termios.TCSADRAIN, state)
         # Ctrl-C is raised in another thread, which does not wait for this one.
@@ -351,7 +351,8 @@ def _ask(name: str, before: str, question: str, kind: str) -> bytes:
             hidden = [*state]
             hidden[3] &= ~termios.ECHO
             termios.tcsetattr(terminal, termios.TCSAFLUSH, hidden)
-            terminal.write(f"{before}{name}: {question}".encode())
+            clear = "" if os.environ.get("TERM", "dumb") == "dumb" else "\r\x1b[2K"
+            terminal.write(f"{clear}{before}{name}: {question}".encode())
             line = b"" if kind == "text" else b"\n"
             while not line.endswith(b"\n"):
                 if select.select([terminal], [], [], LOOK)[0]:

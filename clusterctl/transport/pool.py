@@ -220,7 +220,9 @@ class Pool(AbstractContextManager["Pool"]):
 
         def renew(name: str) -> SshTransport | None:
             open_one = self._transports.get(name)
-            if name not in fresh and isinstance(open_one, SshTransport):
+            if name in fresh or not isinstance(open_one, SshTransport):
+                return fresh.get(name)
+            if not open_one.may_ask:
                 # One gateway for all: an endpoint of AWS takes 20 connections.
                 fresh[name] = open_one.renew(renew(self._nodes[name].via))
             return fresh.get(name)

@@ -51,6 +51,8 @@ class SshTransport:
         self._connecting = threading.Lock()
         self._socket: Socket | LogIn | None = None
         self._connection: Connection | Master | None = None
+        self.may_ask = False
+        """Whether another connection may ask somebody for a password."""
         self._denied: ConnectError | None = None
         """Somebody was asked, and could not let us in: nobody is asked twice."""
         self._client: Any = None
@@ -188,6 +190,7 @@ class SshTransport:
         attempt = self._socket = destination.start_openssh(otherwise)
         try:
             self._client = self._connection = attempt.log_in(deadline)
+            self.may_ask = True
         except ConnectError as error:
             self._denied = error if attempt.questions else None
             raise
