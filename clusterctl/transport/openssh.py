@@ -206,18 +206,19 @@ class LogIn:
         if self._open:
             return Master(self._path, self._known.keys)
         try:
-            self._start(deadline)
+            self._program = self._start(deadline)
             while not _answers(self._path):
                 self._look(deadline)
                 time.sleep(LOOK)
         except BaseException:
             self.abort()
             raise
-        if self._theirs:
+        if self._theirs:  # its `true` ends by itself
+            run_in_background(self._program.wait)
             self._clear()
         return Master(self._path, self._known.keys, self.abort)
 
-    def _start(self, deadline: Deadline) -> None:
+    def _start(self, deadline: Deadline) -> process.Spawned:
         os.mkfifo(self._folder / "answer", 0o600)
         (self._folder / "ask").write_text(ASK)
         (self._folder / "ask").chmod(0o700)
@@ -241,7 +242,7 @@ class LogIn:
         at_home = [Path(key).expanduser() for key in self._keys if home and key.startswith("~/")]
         script = RUN + KEEP * (not self._theirs) + EXEC
         with (self._folder / "said").open("wb") as said:
-            ours, self._program = process.converse(
+            ours, program = process.converse(
                 [
                     *("/bin/sh", "-c", script, "sh", str(self._folder)),
                     *(["-F", str(self._folder / "config")] if home else []),
@@ -254,6 +255,7 @@ class LogIn:
                 errors=said.fileno(),
             )
         self._end = ours.close
+        return program
 
     def _look(self, deadline: Deadline) -> None:
         assert self._program is not None
@@ -375,8 +377,9 @@ class Master:
         self,
         path: Path,
         known: Sequence[core_keys.HostKey],
-        on_close: Callable[[], None] = lambda: None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
+        """`on_close` ends it, if it is ours."""
         self._path, self._known, self._on_close = path, known, on_close
         self.sessions = threading.BoundedSemaphore(SESSIONS)
         self._running: set[SshProcess] = set()
@@ -397,6 +400,11 @@ class Master:
         self._running.add(channel)
         if not deadline.wait(channel.begun.wait):
             channel.close()
+            if self._on_close is None:
+                raise diagnosis.Failure(
+                    "the connection that you have open does not answer (within"
+                    f" {deadline.seconds:g} s): `ssh -O exit -S {self._path} HOST` ends it"
+                )
             raise TimeoutError
         if channel.refused:
             channel.close()
@@ -411,7 +419,8 @@ class Master:
             channel.close()
 
     def close(self) -> None:
-        self._on_close()
+        if self._on_close:
+            self._on_close()
         self.abort()
 
 

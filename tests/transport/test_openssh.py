@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.clock import Deadline
-from clusterctl.errors import NodeUnreachable, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connect import Destination
 from clusterctl.transport.diagnosis import Target
@@ -101,6 +102,33 @@ def test_a_connection_that_is_open_is_used_and_left_open(
         assert again.run("true", timeout=10).ok
     assert sshd.log_ins == before
     assert not masters()
+
+
+def test_an_open_connection_that_is_dead_is_named(sshd: Sshd, home: Path, master: str) -> None:
+    check = ["ssh", "-S", str(home / f"m-root@127.0.0.1:{sshd.port}"), "-O", "check", "box"]
+    said = subprocess.run(check, capture_output=True, text=True, timeout=20, check=True).stderr
+    process = int(said.partition("pid=")[2].partition(")")[0])
+    os.kill(process, signal.SIGSTOP)
+    try:
+        with closing(by_name(sshd, home, master)) as transport:
+            error = transport.run("true", timeout=1).error
+    finally:
+        os.kill(process, signal.SIGCONT)
+    assert "the connection that you have open does not answer" in error
+    assert "`ssh -O exit -S" in error
+
+
+def test_a_connection_stays_where_ssh_config_says_so(sshd: Sshd, home: Path) -> None:
+    """As one of `ssh HOST` would: whoever types a second factor types it once a day."""
+    lines = write_proxy(sshd, home) + "  ControlMaster auto\n  ControlPersist 60\n"
+    lines += f"  ControlPath {home}/stays\n"
+    before = sshd.log_ins
+    for _ in range(2):
+        with closing(by_name(sshd, home, lines)) as transport:
+            assert transport.run("echo hello", timeout=20).text == "hello\n"
+    assert sshd.log_ins == before + 1
+    end = ["ssh", "-S", f"{home}/stays", "-O", "exit", "box"]
+    subprocess.run(end, check=True, capture_output=True, timeout=20)
 
 
 def test_too_many_sessions(start_sshd: Callable[..., Sshd], home: Path) -> None:
@@ -220,6 +248,18 @@ def asking(need: Need, need_root: None, tmp_path: Path) -> Iterator[Callable[...
         stop(server)
 
 
+CAUGHT = "except Exception as error: print(error.message, error.exit_code, sep='\\n')"
+
+
+def alone(program: str) -> list[str]:
+    """What a program prints that has no terminal, wherever the tests run."""
+    argv = [sys.executable, "-c", f"{HELD}{TRY}{program}"]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=True, timeout=100, start_new_session=True
+    )
+    return done.stdout.splitlines()
+
+
 def on_terminal(program: str) -> Terminal:
     argv = ["setsid", "--ctty", "--wait", sys.executable, "-c", textwrap.dedent(program)]
     return Terminal(argv, keyboard=True, width=200)
@@ -290,17 +330,15 @@ def test_nobody_is_asked_without_a_terminal(
     extra: str, words: str, asking: Callable[..., Sshd], home: Path
 ) -> None:
     server = asking(extra)
-    transport = by_name(server, home, f"  Port {server.port}\n  User root\n")
-    with closing(transport):
-        for _ in range(2):
-            with pytest.raises(NodeUnreachable) as caught:
-                transport.connect(10)
-            assert "ssh asks" in caught.value.message
-            assert words in caught.value.message
-            assert "there is no terminal to answer on" in caught.value.message
-            assert caught.value.exit_code == 4
+    by_name(server, home, f"  Port {server.port}\n  User root\n")
+    first, second, code = alone("kept = connect()\ntry: kept.connect(10)\n" + CAUGHT)
+    assert first in second
+    assert "ssh asks" in first
+    assert words in first
+    assert "there is no terminal to answer on" in first
+    assert code == "4"
     assert "Failed password" not in server.log
-    assert "ssh -N" not in "".join(masters())
+    assert not masters()
 
 
 def test_an_expired_password_is_said(asking: Callable[..., Sshd], home: Path) -> None:
@@ -333,13 +371,10 @@ def test_a_passphrase_is_asked_once_for_all_hosts(sshd: Sshd, home: Path, locked
 
 
 def test_a_passphrase_without_a_terminal(sshd: Sshd, home: Path, locked: str) -> None:
-    with (
-        closing(by_name(sshd, home, locked)) as transport,
-        pytest.raises(NodeUnreachable) as caught,
-    ):
-        transport.connect(10)
-    assert 'ssh asks "Enter passphrase for key' in caught.value.message
-    assert "load the key into ssh-agent" in caught.value.message
+    by_name(sshd, home, locked)
+    (said,) = alone("connect()")
+    assert 'ssh asks "Enter passphrase for key' in said
+    assert "load the key into ssh-agent" in said
 
 
 # -------------------------------------------------------------------------------------------------

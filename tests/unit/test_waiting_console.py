@@ -17,6 +17,7 @@ from clusterctl.actions.common import open_store
 from clusterctl.cli import console
 from clusterctl.cli.console import Console
 from clusterctl.core.model import Charge, CloudSpec
+from clusterctl.core.progress import QUESTION
 from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.terminal import Terminal as Pty
@@ -52,6 +53,15 @@ def test_a_long_wait_is_not_told_again_and_again(capsys: pytest.CaptureFixture[s
         assert 2 <= capsys.readouterr().err.count("still") <= 5
         console.report("launcher: starts")
         assert "last step: launcher" in wait_for(capsys, "still"), "a new step is news"
+
+
+def test_nothing_is_said_while_a_password_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    with console.show_waiting(silence=0.05):
+        with QUESTION:
+            time.sleep(0.4)
+            assert "still" not in capsys.readouterr().err
+        assert "still" in wait_for(capsys, "still")
 
 
 def test_silence_from_before_counts(capsys: pytest.CaptureFixture[str]) -> None:
