@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from clusterctl.core import keys as core_keys
 from clusterctl.core.model import NAME_PATTERN, Cluster, Consent, Node, Phase, Reporter
 from clusterctl.core.progress import COPIED
 from clusterctl.core.text import format_time
@@ -18,15 +18,18 @@ from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, Usa
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import find_home
 from clusterctl.state.store import Store
-from clusterctl.transport.pool import Pool
-from clusterctl.transport.ssh import CONNECT_LIMIT
+
+if TYPE_CHECKING:  # what only looks at records connects to nothing
+    from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
 # The keys by which the nodes of a cluster are known: its known_hosts, and the record of it.
 
 
 def name_in_known_hosts(node: Node) -> str:
-    return core_keys.name_host(node.address, node.ssh_port or 22)
+    from clusterctl.core import keys
+
+    return keys.name_host(node.address, node.ssh_port or 22)
 
 
 def write_known_hosts(store: Store, cluster: Cluster, host_keys: Mapping[str, str]) -> Cluster:
@@ -157,6 +160,8 @@ def connect_or_report(pool: Pool, names: Sequence[str], report: Reporter) -> dic
     if not slow:
         return {}
     report(f"waiting for {', '.join(slow)}")
+    from clusterctl.transport.ssh import CONNECT_LIMIT
+
     results = pool.connect(slow, timeout=CONNECT_LIMIT - RECORD_PATIENCE)
     return {result.node: result.error for result in results if not result.ok}
 
@@ -186,6 +191,7 @@ class Unfetched:
 @contextmanager
 def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
     """Connections to the cluster's nodes, opened when first used, closed on the way out."""
+    from clusterctl.transport.pool import Pool
 
     mend_known_hosts(store, cluster)
     folder = store.locate_folder(cluster.name) / "ssh"

@@ -23,7 +23,6 @@ from clusterctl.core.model import (
 from clusterctl.errors import LeftoverError
 from clusterctl.machines.protocol import Features, Provider
 from clusterctl.machines.providers import load_provider
-from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
 # Takes back what we have put on machines that are not ours.
@@ -45,6 +44,8 @@ def clean_up_hosts(
 
     def clean(name: str) -> NodeResult:
         return pool.find_transport(name).run(f"{script(cluster.node(name))}\n:", timeout=LIMIT)
+
+    from clusterctl.transport.pool import Pool  # `status` only asks what kind a cluster is
 
     with Pool.of(cluster, folder / "ssh") as pool:
         results = pool.call_each(clean)
@@ -136,6 +137,8 @@ class BatchSite(Provider):
 
     def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], str]:
         """Whether the login node answers, and what it says of its queues."""
+        from clusterctl.transport.pool import Pool
+
         login = cluster.launcher
         with Pool.of(cluster, folder / "ssh") as pool:
             result = pool.find_transport(login.name).run(

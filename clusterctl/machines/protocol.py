@@ -6,6 +6,7 @@ import base64
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.core.model import (
     Charge,
@@ -20,7 +21,9 @@ from clusterctl.core.model import (
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
-from clusterctl.transport.pool import Pool
+
+if TYPE_CHECKING:
+    from clusterctl.transport.pool import Pool
 
 # -------------------------------------------------------------------------------------------------
 # What exists in a cloud, as a provider finds it: instances, volumes, networks. Pure.

@@ -96,6 +96,8 @@ def test_looking_at_the_record_is_light(verb: str, tmp_path: Path) -> None:
         "clusterctl.jobs",
         "clusterctl.launch.launcher",
         "clusterctl.insight.top",
+        "clusterctl.transport.pool",
+        "clusterctl.core.keys",
         "clusterctl.insight.messages",
     }
 
