@@ -1066,11 +1066,7 @@ def _choose_versions(
             continue
         blamed = next((name for name in kept if name in said and "No solution" in said), "")
         if not blamed:
-            given = _find_kept(_require_python(node)).items()
-            words = (f"{n} {v}{'' if n in kept else ' (or another one)'}" for n, v in given)
-            beside = " and ".join(words)
-            what = f"{wanted.source}, beside {beside} of {node.name}" if given else wanted.source
-            check_uv(what, result, root)
+            check_uv(wanted.source, result, root)
         kept = {n: v for n, v in kept.items() if (n in TORCH) != (blamed in TORCH)}
     if len(set(builds.values())) > 1:
         chosen = dict(item.split("==") for item in Lock(result.text).packages)
@@ -1099,8 +1095,6 @@ def _compile_beside(
     their sources: a project that has to be built for it is read from a copy."""
     options = ["--quiet", *(("--torch-backend", backend) if backend else ())]
     for name in KEPT:
-        if name in kept:
-            options += ["--no-emit-package", name]
         if (name in kept or backend) and re.search(rf"(?m)^{name} *= *[\[{{]", wanted.text):
             options += ["--no-sources-package", name]  # all other sources count
     if file.suffix in (".txt", ".in", *SUFFIXES) and "UV_INDEX_STRATEGY" not in os.environ:

@@ -272,7 +272,7 @@ def test_packages_that_cannot_be_resolved(
     with pytest.raises(kind, match=message) as caught:
         install("requirements.txt", here("worker-1", tmp_path))
     assert "\n" not in caught.value.message
-    assert str(caught.value.hint).startswith("requirements.txt, beside torch 2.13.0+cpu"), "ours"
+    assert str(caught.value.hint).startswith("requirements.txt: correct the file"), "ours"
 
 
 def test_a_dry_run_shows_them_and_keeps_nothing(
