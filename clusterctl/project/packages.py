@@ -103,6 +103,12 @@ class Wanted:
     optional: tuple[str, ...] = ()
     """Packages of conda's: an index for pip may not have them."""
 
+    @property
+    def given(self) -> str:
+        """What uv is given: the name of the file, or its stdin."""
+        path = self.file or Path()
+        return "-" if self.lines or path.suffix in SUFFIXES else path.name
+
 
 class Lock(msgspec.Struct, frozen=True):
     """What uv resolved for nodes with equal Pythons."""
@@ -449,8 +455,8 @@ _HEEDED = re.compile(
 _LACKS = {
     r"Python\.h": "python3-dev",
     r"mpi\.h: No such|No such file.*mpicc|mpicc: not found|compile MPI": "libopenmpi-dev",
-    r"command '\S*\+\+' failed: No such|cc1plus|No CMAKE_CXX_COMP|compiler\(s\): \[\['c\+\+": "g++",
-    r"command '\S*cc' failed: No such|No CMAKE_C_COMP|[Uu]nknown compiler|linker `cc` not": "gcc",
+    r"(No such.*|c)\+\+'|\+\+' failed: No|cc1plus|No CMAKE_CXX_COMP": "g++",
+    r"No such.*cc'|cc' failed: No|No CMAKE_C_COMP|[Uu]nknown compiler|linker `cc` not": "gcc",
 }
 """Packages of Debian, by what a build says that lacks them."""
 
@@ -584,7 +590,8 @@ def _make_build_environment(
     source, lines = f"the build of {what}", "".join(f"{line}\n" for line in requires)
     file = by.home.packages / PROJECT if requires else None
     wanted = Wanted(source, file, lines, lines=lines)
-    lock = _resolve(wanted, project_tree.Tree(by.home.packages, (), 0, False), node)
+    none = project_tree.Tree(by.home.packages, (), 0, False)
+    lock = _resolve(_Question(wanted, none, node))
     packages = Packages(source, "", {_make_group(node): lock})
     save(packages, by.home)
     key = _make_key(packages.digest, node)
@@ -912,10 +919,10 @@ def resolve_packages(
     for node in groups.values():
         _check_python(wanted, node)
     if not (wanted.locked or in_any_case):
-        there = [_find_installed(wanted, tree, node) for node in groups.values()]
+        there = [_find_installed(_Question(wanted, tree, node)) for node in groups.values()]
         if None not in there:
             return None, tuple(dict.fromkeys(one for some in there for one in some or ()))
-    locks = {key: _resolve(wanted, tree, node) for key, node in groups.items()}
+    locks = {key: _resolve(_Question(wanted, tree, node)) for key, node in groups.items()}
     folders = dict.fromkeys(folder for lock in locks.values() for folder in lock.folders)
     if not (in_any_case or any(lock.text for lock in locks.values())):
         return None, tuple(folders)
@@ -937,29 +944,50 @@ def _check_python(wanted: Wanted, node: Node) -> None:
 def check_file(wanted: Wanted) -> None:
     """Raises UsageError for a file that uv does not understand, whatever nodes there will be."""
     if wanted.file and not wanted.locked:
-        given = "-" if wanted.lines or wanted.file.suffix in SUFFIXES else wanted.file.name
-        words = ("pip", "compile", given, *_FORMAT, "--no-deps", *_OFFLINE)
+        words = ("pip", "compile", wanted.given, *_FORMAT, "--no-deps", *_OFFLINE)
         result = run_uv(*words, cwd=wanted.file.parent, stdin=wanted.lines.encode())
         if UNREADABLE.search(result.complaints):
             check_uv(wanted.source, result, wanted.file.parent)
 
 
-def _find_installed(wanted: Wanted, tree: project_tree.Tree, node: Node) -> list[str] | None:
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What uv is asked: for which packages, of which tree, for what node."""
+
+    wanted: Wanted
+    tree: project_tree.Tree
+    node: Node
+
+    @property
+    def file(self) -> Path:
+        return self.wanted.file or Path()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """What the node has that may be kept."""
+        return _find_kept(_require_python(self.node))
+
+
+def _find_installed(q: _Question) -> list[str] | None:
     """The projects of the tree that it asks for, where the node has all else; asks no index. None
     as well where that cannot be told without a build."""
-    there = _list_installed(_require_python(node))
+    there = _list_installed(_require_python(q.node))
     rows = (f'{_HEAD}name = "{name}"\nversion = "{version}"\n' for name, version in there.items())
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "pylock.installed.toml")
         out.write_text("".join(('lock-version = "1.0"\ncreated-by = "clusterctl"\n', *rows)))
         options = ("--output-file", str(out), *_OFFLINE, "--find-links", scratch)
-        file = wanted.file or Path()
-        if not wanted.lines and file.name in own_project.FILES and own_project.needs_build(tree):
-            lines = own_project.list_requirements(tree, file.parent)
+        if (
+            not q.wanted.lines
+            and q.file.name in own_project.FILES
+            and own_project.needs_build(q.tree)
+        ):
+            lines = own_project.list_requirements(q.tree, q.file.parent)
             if lines is None:
                 return None
-            wanted = replace(wanted, lines="".join(f"{line}\n" for line in lines))
-        result = _compile(wanted, file, node, there, Path(scratch), *options)
+            text = "".join(f"{line}\n" for line in lines)
+            q = replace(q, wanted=replace(q.wanted, lines=text))
+        result = _compile(q, there, Path(scratch), *options)
         # Whether it has those of an extra is not known.
         if not result.ok or "does not have an extra" in result.complaints:
             return None
@@ -967,28 +995,28 @@ def _find_installed(wanted: Wanted, tree: project_tree.Tree, node: Node) -> list
     others = [row for row, _ in found if "directory" not in row]
     if any("wheels" not in row or there.get(row["name"]) != row["version"] for row in others):
         return None
-    return _list_folders(wanted, tree, found)
+    return _list_folders(q, found)
 
 
-def _resolve(wanted: Wanted, tree: project_tree.Tree, node: Node) -> Lock:
+def _resolve(q: _Question) -> Lock:
     """Decided once for what the files say."""
-    if wanted.file is None:
+    if q.wanted.file is None:
         return Lock()
-    said = (wanted.source, str(wanted.file), wanted.text, *wanted.options)
-    key = hash_parts(*said, _make_group(node), *own_project.list_deciding(tree))
+    said = (q.wanted.source, str(q.file), q.wanted.text, *q.wanted.options)
+    key = hash_parts(*said, _make_group(q.node), *own_project.list_deciding(q.tree))
     with suppress(OSError, msgspec.DecodeError):
         stored = _locate_resolved(find_home(), key).read_bytes()
         return msgspec.json.decode(stored, type=Lock)
-    return msgspec.structs.replace(_ask_uv(wanted, tree, node, wanted.file), key=key)
+    return msgspec.structs.replace(_ask_uv(q), key=key)
 
 
-def _ask_uv(wanted: Wanted, tree: project_tree.Tree, node: Node, file: Path) -> Lock:
+def _ask_uv(q: _Question) -> Lock:
     text, note, locked, kept = "", "", [], dict[str, str]()
-    if wanted.locked:
-        text = call_uv(LOCK, *_EXPORT, *wanted.options, cwd=file.parent)
+    if q.wanted.locked:
+        text = call_uv(LOCK, *_EXPORT, *q.wanted.options, cwd=q.file.parent)
         locked = split_lock(text)[1]
     if not locked or any(_fits_nodes(row["name"]) for row, _ in locked):
-        text, kept, note = _choose_versions(wanted, tree, node, file, [row for row, _ in locked])
+        text, kept, note = _choose_versions(q, [row for row, _ in locked])
     head, found = split_lock(text)
     # All else is as it was locked.
     fixed = [(row, part) for row, part in locked if not _fits_nodes(row["name"])]
@@ -996,16 +1024,15 @@ def _ask_uv(wanted: Wanted, tree: project_tree.Tree, node: Node, file: Path) -> 
     parts, size = [], 0
     for row, part in (*fixed, *(one for one in found if one[0]["name"] not in names)):
         name, version = make_plain_name(row["name"]), row.get("version", "")
-        brought = "torch" in kept or node.facts.accelerator is Accelerator.NONE
+        brought = "torch" in kept or q.node.facts.accelerator is Accelerator.NONE
         if name in kept or (brought and _CUDA.match(name)) or "directory" in row:
             continue
-        other = _find_kept(_require_python(node)).get(name)
-        if other:
-            note += f"; {name} {version} of {wanted.source} is used instead of the nodes' {other}"
-        part = re.sub(r'\bpath = "(?!/)', f'path = "{file.parent}/', part)
-        parts.append(_HEAD + _PASSWORD.sub(r"\1\3", _drop_other_hashes(part, wanted)))
-        size += _find_size(row, node)
-    folders = _list_folders(wanted, tree, locked or found)
+        if other := q.kept.get(name):
+            note += f"; {name} {version} of {q.wanted.source} is used instead of the nodes' {other}"
+        part = re.sub(r'\bpath = "(?!/)', f'path = "{q.file.parent}/', part)
+        parts.append(_HEAD + _PASSWORD.sub(r"\1\3", _drop_other_hashes(part, q.wanted)))
+        size += _find_size(row, q.node)
+    folders = _list_folders(q, locked or found)
     # uv would hold it against the Python that it runs with here.
     head = re.sub(r"(?m)^requires-python.*\n", "", head)
     text = "".join((head, *parts)) if parts else ""
@@ -1018,12 +1045,11 @@ def _fits_nodes(name: str) -> bool:
     return name in KEPT or _CUDA.match(name) is not None
 
 
-def _find_backend(node: Node, kept: Mapping[str, str]) -> str:
+def _find_backend(q: _Question, kept: Mapping[str, str]) -> str:
     """Which builds of PyTorch's packages belong to the torch that is kept, or to the hardware, as
     uv names them; "": those of the usual index."""
-    own = _find_kept(_require_python(node)).get("torch", "")
-    build = own.partition("+")[2]
-    if not build and "torch" not in kept and node.facts.accelerator is Accelerator.NONE:
+    build = q.kept.get("torch", "").partition("+")[2]
+    if not build and "torch" not in kept and q.node.facts.accelerator is Accelerator.NONE:
         return "cpu"
     return build if _BACKEND.fullmatch(build) else ""
 
@@ -1037,21 +1063,16 @@ def _list_builds(text: str, kept: Mapping[str, str], node: Node) -> dict[str, st
 
 
 def _choose_versions(
-    wanted: Wanted,
-    tree: project_tree.Tree,
-    node: Node,
-    file: Path,
-    locked: Iterable[Mapping[str, Any]],
+    q: _Question, locked: Iterable[Mapping[str, Any]]
 ) -> tuple[str, dict[str, str], str]:
     """What uv finds beside packages of the nodes' Python, which of these are kept (as many as the
     project allows), and what is left out, for people. What is locked stays as it is, but for the
     builds of PyTorch's packages."""
-    kept, backend = _find_kept(_require_python(node)), ""
-    lacking: list[str] = []
+    wanted, kept, backend, lacking = q.wanted, q.kept, "", list[str]()
     while True:
-        result, root = _compile_beside(wanted, kept, locked, backend, tree, node, file)
-        said, hardware = result.complaints, _find_backend(node, kept)
-        builds = _list_builds(result.text, kept, node) if result.ok else {}
+        result, root = _compile_beside(replace(q, wanted=wanted), kept, locked, backend)
+        said, hardware = result.complaints, _find_backend(q, kept)
+        builds = _list_builds(result.text, kept, q.node) if result.ok else {}
         other = result.ok and set(builds.values()) - {hardware}
         failed = not result.ok and "torch" not in kept and "torch" in said
         if hardware != backend and (other or failed):
@@ -1076,39 +1097,32 @@ def _choose_versions(
             hint=f"name an index that has them all for {builds.get('torch') or 'CUDA'}, or"
             f" `--requirements {NONE}` uses only what the nodes have",
         )
-    note = (
-        f"no package index has {', '.join(sorted(lacking))} of {wanted.source}" if lacking else ""
-    )
-    return result.text.replace(str(root), str(tree.root)), kept, note
+    names = ", ".join(sorted(lacking))
+    note = f"no package index has {names} of {wanted.source}" if lacking else ""
+    return result.text.replace(str(root), str(q.tree.root)), kept, note
 
 
 def _compile_beside(
-    wanted: Wanted,
-    kept: Mapping[str, str],
-    locked: Iterable[Mapping[str, Any]],
-    backend: str,
-    tree: project_tree.Tree,
-    node: Node,
-    file: Path,
+    q: _Question, kept: Mapping[str, str], locked: Iterable[Mapping[str, Any]], backend: str
 ) -> tuple[NodeResult, Path]:
     """uv's answer beside what is kept of the node, and where it read the tree. Builds write beside
     their sources: a project that has to be built for it is read from a copy."""
     options = ["--quiet", *(("--torch-backend", backend) if backend else ())]
     for name in KEPT:
-        if (name in kept or backend) and re.search(rf"(?m)^{name} *= *[\[{{]", wanted.text):
+        if (name in kept or backend) and re.search(rf"(?m)^{name} *= *[\[{{]", q.wanted.text):
             options += ["--no-sources-package", name]  # all other sources count
-    if file.suffix in (".txt", ".in", *SUFFIXES) and "UV_INDEX_STRATEGY" not in os.environ:
+    if q.file.suffix in (".txt", ".in", *SUFFIXES) and "UV_INDEX_STRATEGY" not in os.environ:
         # Written for pip, which takes the best version of all indexes: PyTorch's, the most
         # usual extra one, has old versions of many packages.
         options += ["--index-strategy", "unsafe-best-match"]
-    inside = file.is_relative_to(tree.root)
     with ExitStack() as stack:
-        scratch, root = Path(stack.enter_context(tempfile.TemporaryDirectory())), tree.root
-        if inside and own_project.needs_build(tree):
-            root = stack.enter_context(own_project.copy_tree(tree))
-            file = root / file.relative_to(tree.root)
+        scratch, root = Path(stack.enter_context(tempfile.TemporaryDirectory())), q.tree.root
+        if q.file.is_relative_to(root) and own_project.needs_build(q.tree):
+            root = stack.enter_context(own_project.copy_tree(q.tree))
+            file = root / q.file.relative_to(q.tree.root)
             if not file.exists():  # git ignores it
-                shutil.copy2(wanted.file or file, file)
+                shutil.copy2(q.file, file)
+            q = replace(q, wanted=replace(q.wanted, file=file))
         pins = scratch / "kept.txt"
         # Not as an option, which would take the place of the user's UV_FIND_LINKS.
         lines = [f"--find-links {scratch}", *map("==".join, kept.items())]
@@ -1121,17 +1135,10 @@ def _compile_beside(
                 lines.append(f"{name}=={public}{marker}")
         pins.write_text("\n".join(lines))
         options += ["--constraints", str(pins)]
-        return _compile(wanted, file, node, kept, scratch, *options), root
+        return _compile(q, kept, scratch, *options), root
 
 
-def _compile(
-    wanted: Wanted,
-    file: Path,
-    node: Node,
-    offers: Mapping[str, str],
-    scratch: Path,
-    *options: str,
-) -> NodeResult:
+def _compile(q: _Question, offers: Mapping[str, str], scratch: Path, *options: str) -> NodeResult:
     """What uv finds for the file of these; `offers` are there as wheels without content."""
     for name, version in offers.items():
         stem = f"{make_plain_name(name).replace('-', '_')}-{version}"
@@ -1140,18 +1147,15 @@ def _compile(
             wheel.writestr(f"{stem}.dist-info/METADATA", head)
             wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
             wheel.writestr(f"{stem}.dist-info/RECORD", "")
-    given = "-" if wanted.lines or file.suffix in SUFFIXES else file.name
-    asked = (*wanted.options, *_FORMAT, *make_target_options(node), *options)
-    words = ("pip", "compile", given, *asked)
-    return run_uv(*words, cwd=file.parent, stdin=wanted.lines.encode())
+    asked = (*q.wanted.options, *_FORMAT, *make_target_options(q.node), *options)
+    words = ("pip", "compile", q.wanted.given, *asked)
+    return run_uv(*words, cwd=q.file.parent, stdin=q.wanted.lines.encode())
 
 
-def _list_folders(
-    wanted: Wanted, tree: project_tree.Tree, found: Iterable[tuple[dict[str, Any], str]]
-) -> list[str]:
-    place = wanted.file.parent if wanted.file else tree.root
+def _list_folders(q: _Question, found: Iterable[tuple[dict[str, Any], str]]) -> list[str]:
+    place = q.file.parent if q.wanted.file else q.tree.root
     paths = (row["directory"]["path"] for row, _ in found if "directory" in row)
-    return [os.path.relpath(place / path, tree.root) for path in paths]
+    return [os.path.relpath(place / path, q.tree.root) for path in paths]
 
 
 def _find_size(row: Mapping[str, Any], node: Node) -> int:

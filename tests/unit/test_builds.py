@@ -131,8 +131,10 @@ def test_sources_of_a_package_are_built_on_the_first_node_and_sent_to_the_others
     ("action", "hint"),
     [
         ("print(\"error: command 'gcc' failed: No such file or directory\"); sys.exit(1)", "gcc"),
+        ("sys.exit(\"error: [Errno 2] No such file or directory: 'g++'\")", "install g++"),
         ("sys.exit('x.c:1:10: fatal error: Python.h: No such file or directory')", "python3-dev"),
         ("sys.exit(\"ERROR: Unknown compiler(s): [['cc'], ['gcc'], ['clang']]\")", "gcc"),
+        ("sys.exit(\"error: command '/usr/bin/gcc' failed with exit code 1\")", "all that it"),
         ("raise IndexError('list index out of range')", "all that it printed: "),
     ],
 )
