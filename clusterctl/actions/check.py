@@ -15,11 +15,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from clusterctl import process
-from clusterctl.actions.common import Unfetched
+from clusterctl.actions.common import Connected, Unfetched, open_pool
 from clusterctl.actions.down import take_down
 from clusterctl.actions.up import bring_up
 from clusterctl.core import catalog
-from clusterctl.core.model import CloudSpec, ClusterSpec, Consent, NodeGroup, Reporter, Runtime
+from clusterctl.core.model import (
+    CloudSpec,
+    Cluster,
+    ClusterSpec,
+    Consent,
+    NodeGroup,
+    Reporter,
+    Role,
+    Runtime,
+)
 from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import ClusterctlError
 from clusterctl.machines import providers
@@ -161,13 +170,14 @@ def run_real_check(
     with handle_signals() as ignore:
         try:
             try:
-                bring_up(store, spec, report, consent)
+                made = bring_up(store, spec, report, consent)
             except QuotaExceeded as error:
                 if not error.fits:
                     raise
                 report(f"{error.message}: checking with {count(error.fits, 'worker')}")
                 group = replace(spec.groups[0], count=error.fits)
-                bring_up(store, replace(spec, groups=(group,)), report, consent)
+                made = bring_up(store, replace(spec, groups=(group,)), report, consent)
+            _reduce_with_launcher(store, made.cluster, report)
         finally:
             ignore()
             ready = time.monotonic()
@@ -177,6 +187,17 @@ def run_real_check(
                 gone = take_down(store, spec.name, report, agree, discard)
     seconds = {"up": round(ready - began, 1), "down": round(time.monotonic() - ready, 1)}
     return seconds, gone.dollars if gone else 0.0
+
+
+def _reduce_with_launcher(store: Store, cluster: Cluster, report: Reporter) -> None:
+    """The launcher takes a rank of an all-reduce in C, so that one worker is enough to test the
+    network. The worker, which has a compiler, comes first."""
+    from clusterctl.actions.run import run_all_reduce  # not for every `check`
+
+    launcher = replace(cluster.launcher, role=Role.BOTH)
+    whole = replace(cluster, nodes=(*cluster.workers, launcher))
+    with open_pool(store, cluster) as pool:
+        run_all_reduce(Connected(store, whole, pool, report), "hello.c")
 
 
 @contextmanager

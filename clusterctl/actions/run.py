@@ -770,9 +770,9 @@ TIMEOUT = 120.0
 """Seconds that the ranks may take: they sum four numbers."""
 
 
-def run_all_reduce(at: Connected) -> None:
-    """Every rank has to hold W(W-1)/2. Raises BootstrapError with what the ranks said."""
-    job, printed = run_bundled(at, "up", PROGRAM, timeout=TIMEOUT)
+def run_all_reduce(at: Connected, program: str = PROGRAM) -> None:
+    """Every rank has to hold the sum. Raises BootstrapError with what the ranks said."""
+    job, printed = run_bundled(at, "up", program, timeout=TIMEOUT)
     texts = (text.decode(errors="replace") for text in printed.values())
     said = [line for text in texts for line in text.splitlines()]
     proof = next((text for text in said if text.startswith("ok:")), "")

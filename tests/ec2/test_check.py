@@ -35,32 +35,6 @@ def test_credentials_quotas_zones_and_images(world: World) -> None:
     assert not (world.home / "clusters").exists()
 
 
-def test_a_new_account_is_told_what_it_can_start(world: World) -> None:
-    """Its quotas are 5 vCPUs and none with GPUs, and it may be on the free plan, which a dry run
-    does not show: what `check` and `up` name can be started, and nothing was."""
-    found = rows(world)
-    row = found["quota Standard"]
-    assert row["text"].startswith("5 vCPUs in us-east-1, 0 in use; `clusterctl up --cpu c7i.xlarge")
-    assert row["hint"].startswith("`clusterctl up --cpu c7i.large:1` fits now; request more: ")
-    row = found["quota G and VT"]
-    assert row["text"].startswith("0 vCPUs in us-east-1, 0 in use; `clusterctl up --gpu g4dn`")
-    assert "--region us-east-1 --service-code ec2 --quota-code L-DB2E81BA" in row["hint"]
-    assert "--desired-value 8" in row["hint"]
-    assert found["AWS plan"]["text"] == "paid"
-    up = world.run("up", "--gpu", "g4dn", "--yes")
-    assert up.code == 3
-    assert "`clusterctl up default --cpu c7i.large:1` fits now" in up.err
-    world.ok("up", "--cpu", "c7i.large:1", "--dry-run")
-
-    world.ec2.fault("free_plan")
-    assert "c7i-flex.large" in rows(world)["AWS plan"]["text"]
-    up = world.run("up", "--cpu", "c7i.large:1", "--yes")
-    assert up.code == 3
-    assert "on AWS's free plan, which does not have c7i.large" in up.err
-    assert "`clusterctl up default --cpu c7i-flex.large:1` fits it" in up.err
-    world.ok("up", "--cpu", "c7i-flex.large:1", "--dry-run")
-
-
 def test_expired_credentials_are_one_row(world: World) -> None:
     world.ec2.fault("expired")
     found = rows(world)
@@ -106,5 +80,5 @@ def test_a_real_cluster_comes_and_goes(world: World) -> None:
     done = world.ok("check", "--real", "--runtime", "host", "--yes", timeout=300)
     assert "EC2 works from here; it cost $0.0" in done.out
     assert "checking with 1 worker" in done.err
-    assert "all-reduce ok: " in done.err
+    assert "all-reduce ok: 2 of 2 ranks answered" in done.err, "the launcher has taken one"
     assert "nothing tagged clusterctl:cluster=" in done.err

@@ -1,18 +1,17 @@
-"""A CPU cluster from nothing to nothing, with all that a person does in between."""
+"""Clusters in the networks of others, and clusters whose record is lost."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from clusterctl.state.home import name_client
-from tests.ec2.conftest import OUTSIDE, SAVES, World, cut_power
+from tests.ec2.conftest import World, cut_power
 from tests.sim.lab import their_network
 
 pytestmark = [
@@ -24,117 +23,6 @@ pytestmark = [
 ]
 
 CPU = ("up", "--cpu", "t3.xlarge", "--runtime", "host", "--yes")
-
-
-def tags_of(world: World, id: str) -> dict[str, set[str]]:
-    """The values of each tag on all that carries the cluster's."""
-    api = world.ec2.client("ec2")
-    mine = [{"Name": "key", "Values": ["clusterctl:cluster"]}, {"Name": "value", "Values": [id]}]
-    ids = {item["ResourceId"] for item in api.describe_tags(Filters=mine)["Tags"]}
-    found: dict[str, dict[str, str]] = {}
-    for item in api.describe_tags()["Tags"]:
-        if item["ResourceId"] in ids:
-            found.setdefault(item["ResourceId"], {})[item["Key"]] = item["Value"]
-    keys = {key for tags in found.values() for key in tags}
-    return {key: {tags.get(key, "") for tags in found.values()} for key in keys}
-
-
-def utc(when: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
-
-
-def test_from_nothing_to_nothing(world: World) -> None:
-    world.on_the_first_day()
-    dry = world.ok("up", "--cpu", "t3.xlarge:2", "--dry-run")
-    assert "2 worker" in dry.out
-    assert "t3.xlarge" in dry.out
-    assert "$/h" in dry.out
-    assert world.ec2.left() == []
-    assert not world.home.exists()
-
-    setup = world.home.parent / "setup.sh"
-    setup.write_text("#!/bin/bash\nwhoami >>/root/setup-ran\n")
-    up = world.ok(*CPU, "--setup", str(setup))
-    world.keep_provider()
-    assert world.ec2.machine("worker-2").run("cat", "/root/setup-ran").stdout == "root\n"
-    assert "all-reduce ok: 2 ranks on 2 hosts, each holds 1" in up.err
-    assert re.search(r"ends \d{4}-\d\d-\d\d", up.err)
-    assert up.err.count(" s  preparing nodes: the nodes by name\n") == 1, up.err
-    for phase in ("plan", "create", "bootstrap", "mesh", "all-reduce"):
-        assert re.search(rf"^{phase} +\d+\.\d\d s$", up.err, re.MULTILINE), phase
-    record = world.record()
-    nodes = {node["name"]: node for node in record["nodes"]}
-    assert list(nodes) == ["launcher", "worker-1", "worker-2"]
-    assert nodes["worker-1"]["via"] == "launcher"
-    assert 8 * 3600 - 300 < record["deadline"] - time.time() < 8 * 3600
-
-    tags = tags_of(world, record["id"])
-    assert tags["clusterctl:owner"] == {"user/moto"}
-    assert tags["clusterctl:client"] == {name_client()}
-    assert tags["clusterctl:deadline"] == {utc(record["deadline"])}
-    mine = [{"Name": "tag:clusterctl:cluster", "Values": [record["id"]]}]
-    cards = world.ec2.client("ec2").describe_network_interfaces(Filters=mine)["NetworkInterfaces"]
-    machines = {card["Attachment"]["InstanceId"] for card in cards}
-    assert machines == {node["machine"] for node in record["nodes"]}, "their primary interfaces"
-
-    groups = world.ec2.client("ec2").describe_security_groups()["SecurityGroups"]
-    doors = [
-        (rule.get("FromPort"), rule.get("ToPort"), network["CidrIp"])
-        for group in groups
-        for rule in group["IpPermissions"]
-        for network in rule["IpRanges"]
-    ]
-    assert doors == [(22, 22, OUTSIDE)], "one way in, from where it was said"
-
-    hosts = world.ec2.machine("worker-1").run("cat", "/etc/hosts").stdout
-    for name in nodes:
-        assert f"{nodes[name]['private_address']} {name}\n" in hosts
-
-    # The keys that came by user data have been replaced, and nothing here holds them any more.
-    for name in nodes:
-        machine = world.ec2.machine(name)
-        shown = machine.run("cut", "-d ", "-f1,2", "/etc/ssh/ssh_host_ed25519_key.pub").stdout
-        known = (world.home / "clusters/default/ssh/known_hosts").read_text()
-        assert shown.strip() in known
-        assert known.count(nodes[name]["address"] + " ") == 1
-    assert not list((world.home / "clusters/default/ec2/boot-keys").iterdir())
-
-    # Every node keeps the deadline itself; extend moves it everywhere; SIGTERM comes five minutes
-    # before, and the program saves its work.
-    job = world.ok("run", "--detach", "--json", world.program("saves.sh", SAVES))
-    number = job.document()["id"]
-    logs = ("logs", str(number))
-    world.wait(lambda: world.ok(*logs).out.count("at work") == 2, 60, "both ranks")
-    done = world.ok("extend", "--ttl", "280s", "--yes")
-    assert "shuts down at" in done.err
-    armed = world.ok("status", "--live", "--json").document()["nodes"]
-    assert {int(node["deadline"]) for node in armed} == {int(world.record()["deadline"])}
-    world.wait(
-        lambda: world.ok("jobs", "--json").document()["jobs"][-1]["state"] != "running",
-        40,
-        "the programs end when they are told to save their work",
-    )
-    saved = world.ok(*logs)
-    assert saved.out.count("saved its work") == 2, world.ok("jobs", "--json").out
-    world.ok("extend", "--ttl", "4h")
-    moved = world.record()["deadline"]
-    assert tags_of(world, record["id"])["clusterctl:deadline"] == {utc(moved)}
-    [of_schedules] = world.ec2.group_tags.values()
-    assert of_schedules["clusterctl:deadline"] == utc(moved)
-    assert of_schedules["clusterctl:owner"] == "user/moto"
-    status = world.ok("status", "--json").document()
-    assert status["dollars"] > 0
-    assert status["dollars_per_hour"] == pytest.approx(0.3681, abs=0.001)
-
-    refused = world.run("down", "--yes")
-    assert refused.code == 2
-    assert f"job {number} has unfetched outputs" in refused.err
-    assert "nothing was removed: the machines keep costing $0.37/h until" in refused.err
-    down = world.ok("down", "--discard")
-    assert "nothing tagged clusterctl:cluster=" in down.err
-    assert re.search(r"instance +t3.xlarge +2 +\d+\.\d{3} +0\.1664", down.err)
-    again = world.ok("down", "--yes")
-    assert "nothing to remove" in again.err
 
 
 @pytest.fixture
