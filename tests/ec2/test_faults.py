@@ -67,7 +67,7 @@ def test_a_zone_without_room_moves_the_whole_cluster(world: World) -> None:
         for name in ("worker-1", "launcher")
     )
     stop = world.ok("stop", "--yes", "--json").document()
-    assert (stop["phase"], stop["dollars_per_hour"]) == ("stopped", pytest.approx(0.0066, abs=1e-3))
+    assert (stop["phase"], stop["dollars_per_hour"]) == ("stopped", pytest.approx(0.0107, abs=1e-3))
     states = {
         item["State"]["Name"]
         for group in api.describe_instances(InstanceIds=list(running))["Reservations"]

@@ -54,9 +54,9 @@ def charge(node: str, hourly: float | None = 1.0, **changes: object) -> Charge:
 def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -> None:
     machines = spec.plan_machines(changed, {}, spec.read_present(PRESENT))
     with pytest.raises(UsageError, match=said) as caught:
-        spec.check_kept(changed, cluster(wish()), machines, PRESENT)
+        spec.check_kept(changed, machines, PRESENT)
     assert "clusterctl down lab" in caught.value.hint
-    spec.check_kept(changed, cluster(wish()), machines, {})
+    spec.check_kept(changed, machines, {})
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(
 def test_workers_come_and_go() -> None:
     for count in (1, 3):
         machines = spec.plan_machines(wish(count), {}, spec.read_present(PRESENT))
-        spec.check_kept(wish(count), cluster(wish()), machines, PRESENT)
+        spec.check_kept(wish(count), machines, PRESENT)
 
 
 @rows("cloud, said", "ec2_update_rules.options_that_exclude_each_other")

@@ -426,6 +426,7 @@ def survey(
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = spec.plan_machines(options, makers, spec.read_present(present), disks)
     check_types(api.region, options, types)
+    spec.check_kept(options, machines, present)
     check_account_plan(api, options, types, free_plan)
     amis = run_in_background(lambda: choose_image(api, options, machines))
     new = [machine for machine in machines if machine.name not in present]

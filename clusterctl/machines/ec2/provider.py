@@ -88,7 +88,6 @@ class Ec2Provider(Cloud):
         planned, instances = self._survey(spec, current, report)
         options, found, api = planned.options, planned.found, planned.api
         present = {item.node: item.type for item in instances}
-        ec2_spec.check_kept(options, current, found.machines, present)
         stopped = {item.node for item in instances if item.state in STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock() - preflight.check_clock(api.ahead, report)

@@ -268,15 +268,10 @@ def check_account(cluster: Cluster, number: str) -> None:
 
 
 def check_kept(
-    options: ClusterSpec,
-    current: Cluster | None,
-    machines: Sequence[PlannedMachine],
-    present: Mapping[str, str],
+    options: ClusterSpec, machines: Sequence[PlannedMachine], present: Mapping[str, str]
 ) -> None:
     """`present`: the nodes there are, with their types. Raises UsageError where the options would
     replace one of them: what runs on it would be lost, and a new one would cost other money."""
-    if current is None or not present:
-        return
     for machine in machines:
         kind = present.get(machine.name, machine.instance_type)
         if kind != machine.instance_type:
