@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup, Runtime
-from clusterctl.errors import ProviderError
+from clusterctl.actions import machine_images
+from clusterctl.actions.common import open_store
+from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Runtime, Thing
+from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import preflight, refusals, saved
 from clusterctl.machines.ec2.api import Api, Image
+from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.protocol import Cloud, ProviderPlan, SavedImage
 from tests.unit.fake_ec2 import Offering
+from tests.unit.provided import provide
 
 WISH = ClusterSpec(
     name="lab",
@@ -114,3 +122,83 @@ def test_workers_get_it_by_themselves_and_its_disk_is_not_grown() -> None:
     given = replace(WISH, cloud=replace(WISH.cloud, ami="ami-2"))
     found = preflight.survey(Having("us-east-1"), given, {}, "", print)
     assert (found.saved, found.amis["cpu"].id) == (frozenset(), "ami-2")
+
+
+@dataclass
+class Making(Cloud):
+    """A cloud whose machines never come to be; it says what is asked of it. `told`: this process
+    is told to end meanwhile."""
+
+    there: tuple[SavedImage, ...] = ()
+    told: bool = False
+    asked: list[str] = field(default_factory=list)
+    features = Ec2Provider.features
+
+    def name_saved(self, options: ClusterSpec, kind: str) -> str:
+        assert options.runtime is Runtime.HOST
+        return f"mine-{kind}"
+
+    def list_saved(self, region: str) -> tuple[SavedImage, ...]:
+        return self.there
+
+    def remove_saved(self, image: SavedImage, region: str, report: Any) -> None:
+        self.asked.append(f"remove {image.id}")
+
+    def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
+        self.asked.append(f"plan {spec.groups[0].family} {spec.ttl:g}")
+        return ProviderPlan(mode="ec2", mode_reason="", one_host=False, lines=(), question="start?")
+
+    def create(self, cluster: Cluster, folder: Path, report: Any) -> Any:
+        self.asked.append("create")
+        if self.told:
+            signal.raise_signal(signal.SIGTERM)
+        raise ProviderError("no capacity", hint="later")
+
+    def destroy(self, cluster: Cluster, folder: Path, report: Any) -> None:
+        self.asked.append("destroy")
+
+    def list_things(self, cluster: Cluster, folder: Path) -> tuple[Thing, ...]:
+        return ()
+
+    def find_ids(self, folder: Path) -> frozenset[str]:
+        return frozenset()
+
+
+def make(consent: Callable[[str], bool] = lambda question: True) -> SavedImage:
+    return machine_images.make_image(
+        open_store(),
+        "nvidia",
+        runtime=Runtime.HOST,
+        cloud=CloudSpec(region="us-east-1"),
+        report=lambda line: None,
+        consent=consent,
+    )
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_the_machines_go_whatever_happens(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud = Making(told=told)
+    provide(monkeypatch, "ec2", cloud)
+    with pytest.raises(KeyboardInterrupt if told else ProviderError):
+        make()
+    assert cloud.asked == ["plan g4dn 10800", "create", "destroy"]
+    assert open_store().list_names() == ()
+
+
+def test_one_that_is_there_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = SavedImage(id="ami-1", name="mine-nvidia", kind="nvidia", state="failed")
+    other = SavedImage(id="ami-2", name="mine-cpu", kind="cpu", state="available")
+    cloud = Making(there=(other, failed))
+    provide(monkeypatch, "ec2", cloud)
+    with pytest.raises(UsageError, match="aborted"):
+        make(lambda question: False)
+    assert cloud.asked == ["remove ami-1", "plan g4dn 10800"]
+    there = replace(failed, id="ami-3", state="available")
+    cloud = Making(there=(other, there))
+    provide(monkeypatch, "ec2", cloud)
+    assert make() == there
+    assert cloud.asked == []
+    gone = machine_images.remove_images("nvidia", "us-east-1", print, lambda question: True)
+    assert (gone, cloud.asked) == ((there,), ["remove ami-3"])
+    with pytest.raises(UsageError, match="nothing was removed"):
+        machine_images.remove_images("nvidia", "us-east-1", print, lambda question: False)
