@@ -655,10 +655,10 @@ def _check_quota(
     used: Future[Mapping[str, int]],
     subject: str,
 ) -> CheckRow:
-    """Whether the largest of the default clusters that count towards it would fit."""
+    """Whether the smallest of the default clusters would fit whose workers count towards it."""
     vcpus = api.find_quota(quota.on_demand)
     taken = used.result().get(quota.on_demand, 0)
-    command, needs = max(
+    command, needs = min(
         _list_defaults(quota, types.result()), key=lambda row: row[1], default=("", 0)
     )
     text = f"{vcpus:g} vCPUs in {api.region}, {taken} in use"
@@ -687,7 +687,9 @@ def _list_defaults(
     quota: catalog.Quota, known: dict[str, InstanceType]
 ) -> Iterable[tuple[str, int]]:
     """What a person would type, and the vCPUs that it counts towards this quota."""
-    for family in catalog.FAMILIES.values():
+    rows = (row for row in catalog.FAMILIES.values() if row.instance_type in known)
+    mine = (row for row in rows if catalog.find_quota(row.instance_type) == quota)
+    for family in mine:
         option = f"--cpu {family.instance_type}" if family.name == "cpu" else f"--gpu {family.name}"
         counted = [
             number * known[name].vcpus
