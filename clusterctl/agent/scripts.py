@@ -4,6 +4,7 @@ write is found where the queue puts it.
 """
 
 import contextlib
+import glob
 import json
 import os
 import pwd
@@ -11,7 +12,7 @@ import re
 import shlex
 import subprocess
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, Match, NamedTuple, Optional, Sequence, Set
 
 from . import messages, processes
 
@@ -122,6 +123,9 @@ def learn(folder: str, parts: Sequence[Part]) -> None:
     shown: Set[str] = set()  # tasks may share a file
     for number, part in enumerate(ordered):
         for kind, path in (("out", part.out), ("err", part.err)):
+            if "$HOSTNAME" in path:  # of a task of Grid Engine: only its file knows it
+                found = glob.glob(glob.escape(path).replace("$HOSTNAME", "*"))
+                path = found[0] if len(found) == 1 else ""
             if path and path != "/dev/null" and path not in shown:
                 _link(os.path.join(folder, "out", f"rank-{number}.{kind}"), path)
             shown.add(path)
@@ -252,8 +256,8 @@ def _read_slurm_line(line: str) -> List[Part]:
         "0",
         state,
         node,
-        _fill_in(values.get("StdOut", ""), node),
-        _fill_in(values.get("StdErr", ""), node),
+        _fill_in(values.get("StdOut", ""), values, node),
+        _fill_in(values.get("StdErr", ""), values, node),
         0.0 if state == WAITING or not node else read_time(values["StartTime"], SLURM_TIME),
         read_time(values.get("EndTime", ""), SLURM_TIME) if state == ENDED else 0.0,
         word,
@@ -265,14 +269,24 @@ def _read_slurm_line(line: str) -> List[Part]:
     return [part._replace(id=task) for task in tasks or ["0"]]
 
 
-def _fill_in(path: str, node: str) -> str:
-    """The words for the place of the script itself, which Slurm fills in when it runs: the node's
-    name, its number, the task's. "": not known yet."""
+def _fill_in(path: str, values: Dict[str, str], node: str) -> str:
+    """The words that Slurm fills in when the script runs, which is task 0 on node 0. "": they are
+    not known yet."""
     if not node:
-        return "" if re.search("%[Nnt]", path) else path
-    for word, what in (("%N", node), ("%n", "0"), ("%t", "0")):
-        path = path.replace(word, what)
-    return path
+        return "" if "%" in path else path
+    job = values.get("JobId", "")
+    words = {
+        **{"%": "%", "N": node, "n": "0", "t": "0", "s": "batch", "j": job, "J": job},
+        "A": values.get("ArrayJobId", job),
+        "a": values.get("ArrayTaskId", "4294967294"),
+        "u": values.get("UserId", "").partition("(")[0],
+        "x": values.get("JobName", ""),
+    }
+
+    def fill(found: Match[str]) -> str:
+        return words[found[2]].zfill(int(found[1] or 0))
+
+    return re.sub("%([0-9]*)([%NntsjJAaux])", fill, path)
 
 
 def explain_slurm(line: str) -> str:

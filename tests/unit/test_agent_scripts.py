@@ -216,8 +216,32 @@ def test_a_file_of_several_tasks_is_shown_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank-0.out"]
 
 
-def test_an_output_file_may_have_the_name_of_its_node() -> None:
-    line = "JobId=5 JobState={} StartTime=2026-01-02T03:04:05 {} ExitCode=0:0 StdOut=/x/%N-%t.out"
+@pytest.mark.parametrize(
+    ("words", "waiting", "running"),
+    [
+        ("%N-%t.out", "", "c1-0.out"),
+        ("plain", "plain", "plain"),
+        ("%J-%s-%4j-%3a-%8A-%x-%u-%%", "", "5-batch-0005-002-00000004-my job-ann-%"),
+        ("%q", "", "%q"),
+    ],
+)
+def test_words_in_the_name_of_an_output_file(words: str, waiting: str, running: str) -> None:
+    line = (
+        "JobId=5 ArrayJobId=4 ArrayTaskId=2 JobName=my job UserId=ann(7) JobState={}"
+        f" StartTime=2026-01-02T03:04:05 {{}} ExitCode=0:0 StdOut=/x/{words}"
+    )
     (waits,) = scripts.read_slurm_tasks(line.format("PENDING", "NodeList="))
     (runs,) = scripts.read_slurm_tasks(line.format("RUNNING", "BatchHost=c1"))
-    assert (waits.out, runs.out) == ("", "/x/c1-0.out")
+    assert (waits.out, runs.out) == (waiting and f"/x/{waiting}", f"/x/{running}")
+
+
+def test_only_the_file_knows_the_host_of_a_task_of_grid_engine(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    words = "$HOSTNAME-$USER-$JOB_NAME-$JOB_ID"
+    text = GRID.format(cwd=tmp_path, merge="y", tasks="", out=words)
+    scripts.learn(str(tmp_path), scripts.read_grid_tasks("7", text, "qw|"))
+    assert not list((tmp_path / "out").iterdir())
+    file = tmp_path / "c2-ann-job.sh-7"
+    file.touch()
+    scripts.learn(str(tmp_path), [Part("1", ENDED, "c2", "", "", 1.0, 2.0, "COMPLETED", 0)])
+    assert (tmp_path / "out" / "rank-0.out").readlink() == file
