@@ -358,7 +358,7 @@ def put(
         folder, texts, before = f"{node.root}/jobs/{job.id}", dict(files[name]), b""
         steps = [
             _require_agent(node),
-            "umask 077",
+            _choose_umask(quote(node.root)),
             f"mkdir -p {quote(folder)}/out {quote(folder)}/work",
             f"cd {quote(folder)} || exit",
         ]
@@ -411,6 +411,12 @@ def put(
         report(note)
     _compile(job, cluster, pool, report)
     return answers[placed[0]][1].strip()
+
+
+def _choose_umask(root: str) -> str:
+    """For folders of a job. A folder of a group, in which new ones belong to it, is to be read by
+    it; secrets have modes of their own."""
+    return f"umask 077; [ ! -g {root} ] || umask 027"
 
 
 def _require_agent(node: Node) -> str:
@@ -466,7 +472,7 @@ def _spread_tree(tree: Path, job: Job, nodes: Sequence[Node], pool: Pool) -> Seq
     packed = project_tree.read_contents(tree)
     places = {digest: (tree, offset) for digest, offset in packed.places.items()}
     folder = f"jobs/{job.id}"
-    prepare = f"umask 077; mkdir -p {folder}/out {folder}/work; umask 022"
+    prepare = f"{_choose_umask('.')}; mkdir -p {folder}/out {folder}/work; umask 022"
     content = Content(packed.entries, places)
     return spread(pool, nodes, folder, content, prepare=prepare, timeout=STAGE_TIMEOUT)
 

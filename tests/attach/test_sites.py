@@ -439,6 +439,25 @@ def test_an_unshared_folder_is_noticed(cli: Cli, site: Site) -> None:
     assert [c["cluster"] for c in cli.json("list")["clusters"]] == ["site"]
 
 
+@pytest.mark.all
+@ON_SLURM
+def test_a_group_reads_what_is_in_its_folder(cli: Cli, site: Site, program: Program) -> None:
+    folder = site.lab.folder / "root" / "group"
+    folder.mkdir(mode=0o770)
+    os.chown(folder, 0, 100)
+    folder.chmod(0o2770)
+    cli("attach", "other", "--slurm", "--workdir", str(folder))
+    name = program("saves", "echo said; echo made >made")
+    done = cli("run", "-c", "other", "-e", "A_TOKEN=secret", *site.size(2), name)
+    root = Path(cli.status("other")["nodes"][0]["root"])
+    job = root / "jobs" / str(done.job)
+    for path in (root, root / "jobs", job, *job.glob("out/**"), *job.glob("work/**")):
+        assert (path.stat().st_gid, path.stat().st_mode & 0o040) == (100, 0o040), path
+    for path in root.rglob("*"):
+        secret = path.is_file() and b"secret" in path.read_bytes()
+        assert not (secret and path.stat().st_mode & 0o077), path
+
+
 @ON_SLURM
 def test_a_folder_in_which_no_program_can_start_is_refused(cli: Cli, site: Site) -> None:
     folder = site.lab.folder / "root" / "noexec"
