@@ -17,9 +17,6 @@ from clusterctl.core.text import parse_toml
 from clusterctl.errors import ProviderError
 from clusterctl.transport.copying import UnsafeArchive, unpack
 
-CHUNK = 1 << 18
-"""Bytes."""
-
 Progress = Callable[[str, int, int], None]
 """Takes a file's name, its bytes so far, and all of its bytes."""
 
@@ -89,12 +86,3 @@ def complete(dataset: Dataset, files: Path, root: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     os.replace(source, target)
     (root / f".{dataset.name}.complete").write_text(dataset.mark + "\n")
-
-
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file, of any size."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while data := stream.read(CHUNK):
-            digest.update(data)
-    return digest.hexdigest()

@@ -87,6 +87,7 @@ if [ "$cctl_kind" = point ]; then . "$cctl_scripts/point.sh"; elif [ -n "$cctl_g
 [ -z "$cctl_lines" ] || ! command -v stdbuf >/dev/null || set -- "$(command -v stdbuf)" -oL -eL "$@"
 [ -z "${CLUSTERCTL_MASTER-}" ] || # the job goes on without nodes that it has lost
     set -- env "MASTER_ADDR=$CLUSTERCTL_MASTER" "CLUSTERCTL_WORLD_SIZE=$cctl_world" "$@"
+unset CLUSTERCTL_MASTER # a job that this one starts has its own
 set -- /bin/sh "$cctl_job/env" rank "$@"
 # sh starts a background command with SIGINT and SIGQUIT ignored, which no program expects.
 ! env --default-signal="$cctl_signals" true 2>/dev/null || set -- env --default-signal="$cctl_signals" "$@"

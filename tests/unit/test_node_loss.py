@@ -325,7 +325,7 @@ def test_a_detached_job_shrinks_without_a_clusterctl(
     agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
     agent.write_text(agent.read_text().replace("worker-2", "worker-1"))
     script = tmp_path / "tree" / "program"
-    script.write_text(f"{script.read_text()}\necho $RANK at $MASTER_ADDR\n")
+    script.write_text(f"{script.read_text()}\necho $RANK at $MASTER_ADDR$CLUSTERCTL_MASTER\n")
     given = ("--detach", "--on-node-loss", "shrink", "--ranks", "2", "-e", "SECRET=hunter2")
     assert call("run", *given, str(script)).code == 0
     done = call("logs", "1", "--follow")
