@@ -123,14 +123,12 @@ class TrustedKeys(Protocol):
 
 
 OPTIONS = {
-    "IgnoreUnknown": "RemoteCommand",  # before OpenSSH 7.6
     "StrictHostKeyChecking": "ask",  # and we say no: the question has the fingerprint
     "UpdateHostKeys": "no",
     "ClearAllForwardings": "yes",
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "PermitLocalCommand": "no",
-    "RemoteCommand": "none",
     "RequestTTY": "no",
     "LogLevel": "INFO",
     "ServerAliveInterval": f"{KEEPALIVE:g}",
@@ -140,9 +138,9 @@ OPTIONS = {
 ASK = """\
 #!/bin/sh
 # Hands a question of ssh's to clusterctl, and the answer to ssh.
-cd "${0%/*}" && printf %s "$1" >new && mv new "question-${SSH_ASKPASS_PROMPT:-text}" || exit 1
-[ "$SSH_ASKPASS_PROMPT" != none ] || exec sleep 600
-exec cat answer
+cd "${0%/*}" && printf %s "$1" >new || exit 1
+[ "$SSH_ASKPASS_PROMPT" != none ] || { mv new question-none; exec sleep 600; }  # touch your key
+mv new question-text && exec cat answer
 """
 RUN = """\
 export SSH_ASKPASS="$1/ask" SSH_ASKPASS_REQUIRE=force DISPLAY="${DISPLAY:-:0}"
@@ -185,6 +183,8 @@ class LogIn:
         self._otherwise = otherwise
         self._jumps = any(get(settings, way) for way in WAYS)
         self._keys = settings.get("identityfile", ())
+        # OpenSSH knows that word from 7.6 on, and the user may have an IgnoreUnknown for others.
+        self._options = {"RemoteCommand": "none"} if get(settings, "remotecommand") else {}
         self.questions: list[str] = []
         self._shown = 0
         """How much of what ssh says stands on the terminal."""
@@ -222,7 +222,7 @@ class LogIn:
         os.mkfifo(self._folder / "answer", 0o600)
         (self._folder / "ask").write_text(ASK)
         (self._folder / "ask").chmod(0o700)
-        options = {**OPTIONS, "ConnectTimeout": f"{max(deadline.left, 1):.0f}"}
+        options = {**OPTIONS, **self._options, "ConnectTimeout": f"{max(deadline.left, 1):.0f}"}
         if process.has_terminal():
             deadline.at = max(deadline.at, now() + ATTENTION)
         if self._known.ours:  # what was verified overrules the user's files
@@ -230,7 +230,7 @@ class LogIn:
             lines = (core_keys.write_entry(listed, key) + "\n" for key in self._known.keys)
             (self._folder / "known").write_text("".join(lines))
             options |= {
-                "UserKnownHostsFile": str(self._folder / "known"),
+                "UserKnownHostsFile": f'"{self._folder}/known"',
                 "GlobalKnownHostsFile": os.devnull,
                 "HostKeyAlias": listed,
             }
@@ -354,7 +354,9 @@ def _ask(name: str, before: str, question: str, kind: str) -> bytes:
             hidden[3] &= ~termios.ECHO
             termios.tcsetattr(terminal, termios.TCSAFLUSH, hidden)
             clear = "" if os.environ.get("TERM", "dumb") == "dumb" else "\r\x1b[2K"
-            terminal.write(f"{clear}{before}{name}: {question}".encode())
+            text = f"{before}{name}: {question}"
+            plain = "".join(char for char in text if char.isprintable() or char == "\n")
+            terminal.write(f"{clear}{plain}".encode())
             line = b"" if kind == "text" else b"\n"
             while not line.endswith(b"\n"):
                 if select.select([terminal], [], [], LOOK)[0]:
@@ -388,11 +390,10 @@ class Master:
         return _answers(self._path)
 
     def read_host_key(self) -> str:
-        """One that is known for the host, which OpenSSH asks it for first, too. Raises KeyError."""
+        """One that is known for the host, which OpenSSH asks it for first, too; "" if none is."""
         keys = {key.kind: key for key in self._known if not key.revoked}
-        order = ["ssh-ed25519", *keys]
-        best = keys[next(kind for kind in order if kind in keys)]
-        return core_keys.write_entry("", best).strip()
+        best = keys.get("ssh-ed25519") or next(iter(keys.values()), None)
+        return core_keys.write_entry("", best).strip() if best else ""
 
     def execute(self, line: str, stdout: Stdout, window: int, deadline: Deadline) -> SshProcess:
         """Raises LOST where it gets no session."""
@@ -422,6 +423,13 @@ class Master:
         if self._on_close:
             self._on_close()
         self.abort()
+
+
+def _wait_for(sock: socket.socket, event: int, timeout: float | None) -> bool:
+    """Of any number, unlike `select`."""
+    poll = select.poll()
+    poll.register(sock, event)
+    return bool(poll.poll(None if timeout is None else timeout * 1000))
 
 
 REFUSED = b"Session open refused by peer"
@@ -468,7 +476,7 @@ class SshProcess:
 
     def _read(self) -> None:
         with suppress(OSError, ValueError):
-            while select.select([self._sock], [], [])[0] and (data := self._receive()):
+            while _wait_for(self._sock, select.POLLIN, None) and (data := self._receive()):
                 self._feed(self.in_buffer, data)
                 self.begun.set()
         # A command may close its output long before it ends.
@@ -502,7 +510,7 @@ class SshProcess:
         self._timeout = timeout
 
     def send(self, data: Any) -> int:
-        if not select.select([], [self._sock], [], self._timeout)[1]:
+        if not _wait_for(self._sock, select.POLLOUT, self._timeout):
             raise TimeoutError
         try:
             return self._sock.send(data[:READ_AHEAD], socket.MSG_DONTWAIT)

@@ -70,7 +70,9 @@ class SshTransport:
         connection = self._find_alive()
         if connection is None:
             raise diagnosis.explain(self._target, "not-connected")
-        return connection.read_host_key()
+        if key := connection.read_host_key():
+            return key
+        raise diagnosis.explain(self._target, "unlisted-key")
 
     def run(
         self, command: str, *, stdin: bytes = b"", timeout: float, on_stdout: OnStdout | None = None

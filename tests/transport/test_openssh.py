@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.clock import Deadline
-from clusterctl.errors import UsageError
+from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.transport import diagnosis
 from clusterctl.transport.connect import Destination
 from clusterctl.transport.diagnosis import Target
@@ -43,6 +43,7 @@ def write_proxy(server: Sshd, home: Path) -> str:
     """The lines of an ssh_config by which its key lets us in, and only OpenSSH finds the way."""
     (home / "relay.py").write_text(RELAY)
     key = f"  Port {server.port}\n  IdentityFile {server.identity}\n"
+    key += "  IgnoreUnknown UseKeychain\n  UseKeychain yes\n  RemoteCommand false\n"
     return f"{key}  ProxyCommand {sys.executable} {home}/relay.py %h %p\n"
 
 
@@ -97,6 +98,12 @@ def test_a_connection_that_is_open_is_used_and_left_open(
             assert channel.receive(10) == b"got one\n"
         kind = sshd.public().split()[:2]
         assert transport.read_host_key().split() == kind
+    unlisted = by_name(sshd, home, master)
+    (home / ".ssh/known_hosts").write_text("")
+    with closing(unlisted):
+        unlisted.connect(10)
+        with pytest.raises(NodeUnreachable, match="in no known_hosts file"):
+            unlisted.read_host_key()
     assert (tmp_path / "back/data").read_bytes() == (tmp_path / "source/data").read_bytes()
     with closing(by_name(sshd, home, master)) as again:
         assert again.run("true", timeout=10).ok
