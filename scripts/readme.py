@@ -111,9 +111,11 @@ def tagi_speed(report: dict[str, Any]) -> str:
     """The speeds in bench/results/tagi_layers.json as a table."""
     rows = ["| rows per second of processor time | here | pytagi | ratio |", "|---|---|---|---|"]
     for network, speed in report["rows_per_cpu_s"].items():
-        rows.append(
-            f"| {network} | {speed['ours']:,.0f} | {speed['pytagi']:,.0f} | {speed['ratio']:.3g} |"
+        ours, theirs = (
+            f"{rate:,.0f}" if rate >= 100 else f"{rate:.2g}"
+            for rate in (speed["ours"], speed["pytagi"])
         )
+        rows.append(f"| {network} | {ours} | {theirs} | {speed['ratio']:.3g} |")
     return "\n".join(rows)
 
 
