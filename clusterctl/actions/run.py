@@ -395,12 +395,11 @@ def prepare(
     if spec.setup:
         lines = "; ".join(spec.setup.strip().splitlines())
         plan = replace(plan, notes=(*plan.notes, f"once per node, before the start: {lines}"))
-    first = jobs_submit.list_rank_nodes(job, cluster)[0]
+    first = chosen_python.node(jobs_submit.list_rank_nodes(job, cluster)[0])
     for project in projects if builds else ():
-        if project.compiled:
-            note = (
-                f"{project.title} has compiled parts, which {first} builds when they have changed"
-            )
+        tree, variables = resolved.tree, spec.env
+        if project.compiled and not project_packages.is_built(project, tree, first, variables):
+            note = f"{project.title} has compiled parts: {first.name} builds it first"
             plan = replace(plan, notes=(*plan.notes, note))
     if command:
         note = f"no file {command} here: one of these packages has to bring that command"

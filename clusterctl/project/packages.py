@@ -482,7 +482,7 @@ def build_wheel(
     (scratch / "tag").write_text(f"CLUSTERCTL_JOB={by.tag}/build-{token_hex(4)};")
     content = read_folder(scratch, by.home)
     rows = (f"{e.path} {e.digest}" for e in content.entries if e.path.startswith(f"{SOURCE}/"))
-    kept = _locate_built(what, node, key or hash_parts(*rows), by)
+    kept = _locate_built(what, node, key or hash_parts(*rows), by.home, by.variables)
     if wheel := next(kept.glob("*.whl"), None):
         return wheel
     for path in kept.parent.iterdir() if kept.parent.is_dir() else ():
@@ -510,7 +510,7 @@ def build_wheel(
                 "argv": [f"{environment}/bin/python", "-I", *script],
                 "folder": f"{root}/{SOURCE}/{folder}",
                 "variables": {
-                    **_choose_heeded(by),
+                    **_choose_heeded(by.variables),
                     **variables,
                     "PATH": ":".join(filter(None, (*bins, "$PATH"))),
                 },
@@ -555,7 +555,7 @@ def _build_project(
     key = own_project.hash_compiled(tree, project.folder)
     with tempfile.TemporaryDirectory(dir=by.home.make(by.home.packages)) as scratch:
         copy, out = Path(scratch, SOURCE), Path(scratch, "out")
-        wheel = next(_locate_built(what, node, key, by).glob("*.whl"), None)
+        wheel = next(_locate_built(what, node, key, by.home, by.variables).glob("*.whl"), None)
         if wheel is None:
             with own_project.copy_tree(tree) as copied:
                 variables = own_project.find_version(copied, project.folder)
@@ -569,18 +569,29 @@ def _build_project(
         return own_project.read_installed(out, project, files, copy, tree.root)
 
 
-def _locate_built(what: str, node: Node, key: str, by: Delivery) -> Path:
+def is_built(
+    project: own_project.Project, tree: project_tree.Tree, node: Node, variables: Mapping[str, str]
+) -> bool:
+    """Whether what the node would compile of it is here."""
+    key = own_project.hash_compiled(tree, project.folder)
+    folder = _locate_built(project.title, node, key, find_home(), variables)
+    return any(folder.glob("*.whl"))
+
+
+def _locate_built(
+    what: str, node: Node, key: str, home: Home, variables: Mapping[str, str]
+) -> Path:
     """The folder here of what nodes like this one have built of that content."""
-    heeded = (f"{name}={value}" for name, value in sorted(_choose_heeded(by).items()))
+    heeded = (f"{name}={value}" for name, value in sorted(_choose_heeded(variables).items()))
     parts = (what, key, _make_group(node), node.mpi_prefix, *heeded)
-    folder = by.home.packages / "built" / hash_parts(*parts)
+    folder = home.packages / "built" / hash_parts(*parts)
     with suppress(FileNotFoundError):
         os.utime(folder)
     return folder
 
 
-def _choose_heeded(by: Delivery) -> dict[str, str]:
-    return {name: value for name, value in by.variables.items() if _HEEDED.fullmatch(name)}
+def _choose_heeded(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if _HEEDED.fullmatch(name)}
 
 
 def _make_build_environment(

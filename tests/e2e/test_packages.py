@@ -111,4 +111,4 @@ def test_machine_code_of_a_project_is_built_on_the_first_worker(
     assert "mine is built on worker-1" in done.err
     package.write_text(LOADS.replace("old", "new"))
     done = cli("run", "t.py")
-    assert (done.of(1), "is built" in done.err) == (["5 new"], False)
+    assert (done.of(1), "buil" in done.err) == (["5 new"], False)

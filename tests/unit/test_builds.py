@@ -173,7 +173,7 @@ def test_a_dry_run_says_what_would_be_built_and_where(
     write_sources(Path("own"), counted)
     shutil.copy("train.py", "own/train.py")
     said = call("run", "--dry-run", "--stage", ".", "own/train.py").out
-    assert "# odd has compiled parts, which worker-1 builds" in said
+    assert "# odd has compiled parts: worker-1 builds it first" in said
     assert not counted.exists()
 
 
