@@ -658,8 +658,13 @@ ENVIRONMENT = ".env"
 EDITOR_LINK = ".#"
 """The name of a link by which Emacs marks a file that is being edited begins with this."""
 GIT_TIMEOUT = 10.0
-LINK, INTERPRETER = "link", "interpreter"
-"""What a node says of a link that leads nowhere, and of an interpreter that it lacks."""
+LINK, INTERPRETER, APPTAINER = "link", "interpreter", "apptainer"
+"""What a node says of a link that leads nowhere, of an interpreter that it lacks, and without what
+runs containers."""
+ASK_FOR_APPTAINER = (
+    "command -v apptainer >/dev/null || command -v singularity >/dev/null ||"
+    f" printf '{APPTAINER}\\0'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -811,7 +816,7 @@ def render_questions(
 def read_answers(output: bytes, doubtful: Collection[str] = ()) -> tuple[list[str], str]:
     """What a node lacks, of links those that are `doubtful`; and what came after it."""
     *lacks, rest = os.fsdecode(output).split("\0")
-    wanted = {f"{LINK} {name}" for name in doubtful}
+    wanted = {APPTAINER, *(f"{LINK} {name}" for name in doubtful)}
     return [item for item in lacks if item in wanted or item.startswith(INTERPRETER)], rest
 
 
@@ -826,6 +831,9 @@ def judge_answers(
             nodes.setdefault(item, []).append(node)
     where = nodes.pop(f"{INTERPRETER} {program.interpreter}", [])
     notes = []
+    if without := nodes.pop(APPTAINER, []):
+        says = f"no apptainer or singularity on {shorten(without)}"
+        notes.append(f"{says}: the nodes of the job need one, or --module loads it")
     if where:
         python = PurePath(program.interpreter).name.startswith(PYTHONS[0])
         is_command = program.interpreter == program.target

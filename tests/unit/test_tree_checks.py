@@ -118,6 +118,20 @@ def test_nodes_name_links_that_lead_nowhere(tmp_path: Path) -> None:
     assert sorted(lacks) == ["link loop", "link none", "link x\ny"]
 
 
+@pytest.mark.parametrize("there", [[], ["apptainer"], ["singularity"]], ids=str)
+def test_a_login_node_without_containers(there: list[str], tmp_path: Path) -> None:
+    for name in there:
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    words = ["/bin/sh", "-ec", tree.ASK_FOR_APPTAINER]
+    said = subprocess.run(words, env={"PATH": str(tmp_path)}, capture_output=True, check=True)
+    lacks, _ = tree.read_answers(said.stdout)
+    notes = tree.judge_answers(MAIN, {"login": lacks}, certain=False)
+    assert [("no apptainer or singularity on login" in note) for note in notes] == (
+        [] if there else [True]
+    )
+
+
 def test_what_nodes_lack() -> None:
     """Ranks that run elsewhere may have what the login node has not."""
     program = Program(kind=ProgramKind.BINARY, target="./tool", interpreter="Rscript")
