@@ -164,6 +164,8 @@ class Supervisor:
         self._waited = self._launched = False
         self._placed = ""
         """Where its ranks are after a loss."""
+        self._lost: List[str] = []
+        """Nodes whose outputs the others are to get before the next attempt."""
         self._transfers: List[subprocess.Popen[bytes]] = []
         self._marked = ""
         """What comes before commands for nodes: no use of a node has it."""
@@ -435,16 +437,19 @@ class Supervisor:
             if holder.name not in lost:
                 left.append(holder._replace(first=first))
                 first += holder.ranks
-        if not left or self._plan.launcher in lost or not self._write_launch(left, first, lost):
+        if not left or self._plan.launcher in lost:
+            return False
+        try:
+            if not self._write_launch(left, first, lost):
+                return False
+        except OSError:  # the disk is full
             return False
         nodes = [node for node in self._plan.nodes if node.name not in lost]
         self._plan = self._plan._replace(nodes=nodes, holders=left, ranks=first)
         for name in lost:
-            self._links[name].close()
-        self._know_nodes()
-        # What rank 0 has written comes last, and wins where it is newer.
-        for name in reversed(lost):
-            self._hand_over(name)
+            self._nodes.pop(name)
+            self._links.pop(name).close()
+        self._lost += lost
         self._placed = "".join(f"{holder.name}:{holder.ranks}," for holder in left)
         return True
 
@@ -778,11 +783,13 @@ class Supervisor:
         plan = self._plan
         again = self._attempt > 1
         snapshot = plan.resume and (again or plan.resume.resumes)
-        return bool(snapshot or (plan.restores and (again or plan.rerun_of)))
+        return bool(snapshot or self._lost or (plan.restores and (again or plan.rerun_of)))
 
     def _prepare(self) -> bool:
         """Whether the ranks may start: all of them have to begin with the same."""
         resume = self._plan.resume
+        while self._lost:
+            self._hand_over(self._lost.pop())
         if self._plan.restores:
             self._restore_copies()
         if not resume or (self._attempt == 1 and not resume.resumes):
