@@ -13,6 +13,7 @@ import inspect
 import io
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,44 @@ def figures(report: dict[str, Any]) -> str:
         over = "" if row["ok"] else " (over)"
         rows.append(f"| {row['what']} | {value}{over} | {limit} | {row['against']} |")
     return "\n".join([f"{report['machine']}, {report['date']}:", "", *rows])
+
+
+def peers(report: dict[str, Any]) -> str:
+    """bench/results/peers.json as a table for each section."""
+    parts = [
+        f"{report['machine']}, {report['date']}, load average before: {report['load_before']};"
+        " seconds:"
+    ]
+    for section in dict.fromkeys(row["section"] for row in report["rows"]):
+        rows = [row for row in report["rows"] if row["section"] == section]
+        tools = list(dict.fromkeys(tool for row in rows for tool in row["seconds"]))
+        parts.append(f"**{section}**")
+        lines = ["| | " + " | ".join(tools) + " |", "|---" * (len(tools) + 1) + "|"]
+        for row in rows:
+            cells = [row["what"] + f" ({row['note']})" * bool(row["note"])]
+            for tool in tools:
+                values = row["seconds"].get(tool)
+                cells.append(
+                    f"{statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
+                    if values
+                    else ""
+                )
+            lines.append("| " + " | ".join(cells) + " |")
+        parts.append("\n".join(lines))
+        missed = [f"{row['what']}: {miss}" for row in rows for miss in row["misses"]]
+        parts.append("\n".join(f"- over its limit: {line}" for line in missed))
+    return "\n\n".join(filter(None, parts))
+
+
+def ec2(report: dict[str, Any]) -> str:
+    """bench/results/ec2.json as a table."""
+    lines = ["| what | measured | limit | compared with | on |", "|---|---|---|---|---|"]
+    for row in report["rows"]:
+        value, limit = (f"{float(row[key]):.3g} {row['unit']}" for key in ("value", "limit"))
+        side = "at least" if row["least"] else "at most"
+        cells = (row["what"], value + " (missed)" * (not row["ok"]), f"{side} {limit}")
+        lines.append("| " + " | ".join((*cells, row["against"], row["date"])) + " |")
+    return "\n".join([f"{report['machine']}:", "", *lines])
 
 
 def busy(report: dict[str, Any]) -> str:
@@ -214,7 +253,9 @@ def list_rows(options: list[Option[Any]]) -> Iterator[str]:
 
 
 TABLES = (
+    ("docs/performance.md", "peers", "peers.json", peers),
     ("docs/performance.md", "figures", "local.json", figures),
+    ("docs/performance.md", "ec2", "ec2.json", ec2),
     ("docs/internals/programs.md", "busy", "busy.json", busy),
     ("docs/internals/programs.md", "mnist", "mnist.json", mnist),
     ("docs/internals/programs.md", "gradients", "gradients.json", gradients),

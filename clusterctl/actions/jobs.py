@@ -41,9 +41,10 @@ from clusterctl.transport.pool import Pool
 
 def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ...]:
     """The history, newest last. Jobs that may still run are asked after."""
-    for line in store.list_damage():
+    damage: list[str] = []
+    found = store.list_jobs(damage)
+    for line in damage:
         report(line)
-    found = store.list_jobs()
     if name is not None:
         found = tuple(job for job in found if job.cluster == check_name(name))
         if not found:

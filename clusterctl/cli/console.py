@@ -322,7 +322,7 @@ def pick(item: object, *names: str) -> dict[str, Any]:
 def escape(text: str, keep: str = "") -> str:
     """Control characters and lone surrogates as escapes, so that a terminal shows them and does not
     obey them; but for those in `keep`."""
-    if text.isprintable():
+    if text.translate(dict.fromkeys(map(ord, keep))).isprintable():
         return text
     return "".join(
         char

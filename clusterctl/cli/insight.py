@@ -222,7 +222,7 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
 
 def _conclude(curve: Curve) -> Iterator[str]:
     if all(step.split is None for step in curve.steps):
-        yield "the program does not report where its time goes: see docs/performance.md"
+        yield "the program does not report where its time goes: see docs/measuring.md"
     yield f"fastest: {count(curve.fastest, 'rank')}"
 
 

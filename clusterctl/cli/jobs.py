@@ -47,15 +47,18 @@ def jobs(given: Jobs, console: Console) -> None:
         wanted = actions_jobs.find_job(store, given.job, given.cluster).id
         found = tuple(job for job in found if job.id == wanted)
     dollars = costs.sum_by_job(store, found)
-    documents = [{**job_document(job), "dollars": dollars.get(job.id)} for job in found]
-    if found:
+    if not found:
+        console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
+    elif not console.json:  # there may be thousands
         table = format_records(_list_cells(job, dollars) for job in found)
         console.result("\n".join(_paint_states(table, found)), raw=True)
-    else:
-        console.note("no jobs yet; start one with `clusterctl run SCRIPT`")
-    if given.job is not None and found[0].spec.is_sweep:
-        documents[0]["points"]["table"] = _list_points(store, found[0], console)
-    console.document(jobs=documents)
+    wants_points = given.job is not None and found[0].spec.is_sweep
+    points = _list_points(store, found[0], console) if wants_points else []
+    if console.json:
+        documents = [{**job_document(job), "dollars": dollars.get(job.id)} for job in found]
+        if wants_points:
+            documents[0]["points"]["table"] = points
+        console.document(jobs=documents)
 
 
 def _paint_states(table: str, jobs: Iterable[Job]) -> Iterator[str]:

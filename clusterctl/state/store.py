@@ -53,7 +53,7 @@ class _Head(msgspec.Struct):
     cluster_id: str = ""
 
 
-def _read_head(path: Path, data: bytes) -> _Head:
+def _read_head(path: Path | str, data: bytes) -> _Head:
     """Raises NewerRecordError for what a later clusterctl wrote, and msgspec.DecodeError for what
     is no record."""
     head = msgspec.json.decode(data, type=_Head)
@@ -104,10 +104,9 @@ class Store:
         return tuple(_read_all(self.read_cluster, self.list_names()))
 
     def read_cluster(self, name: str) -> Cluster:
-        path = self.locate_folder(name) / "cluster.json"
-        if path.is_file():
+        with suppress(FileNotFoundError):
             return _decode(
-                path,
+                self.locate_folder(name) / "cluster.json",
                 Cluster,
                 f"`clusterctl down {name}` finds and removes the cluster without it; "
                 f"another version of clusterctl may be able to read it",
@@ -200,9 +199,10 @@ class Store:
     def locate_job_folder(self, number: int) -> Path:
         return self.home.jobs / str(number)
 
-    def list_jobs(self) -> tuple[Job, ...]:
-        """Every job with a record that can be read, oldest first."""
-        return tuple(_read_all(self.read_job, self._list_numbers()))
+    def list_jobs(self, damage: list[str] | None = None) -> tuple[Job, ...]:
+        """Every job with a record that can be read, oldest first. `damage` gets a line for each of
+        the others."""
+        return tuple(_read_all(self.read_job, self._list_numbers(), damage))
 
     def list_cluster_jobs(self, cluster: Cluster) -> list[Job]:
         """The jobs that have been on this very cluster, or will be, oldest first."""
@@ -226,30 +226,43 @@ class Store:
         """Those that have not ended."""
         return [job for job in self.list_cluster_jobs(cluster) if not job.state.ended]
 
-    def list_damage(self) -> tuple[str, ...]:
-        """What is wrong with records, one line each: what `clusters` and `jobs` pass over."""
-        clusters = _list_damage(self.read_cluster, self.list_names())
-        return (*clusters, *_list_damage(self.read_job, self._list_numbers()))
+    def list_damage(self) -> list[str]:
+        """What is wrong with records, one line each: what `list` and `jobs` pass over."""
+        found: list[str] = []
+        for _ in _read_all(self.read_cluster, self.list_names(), found):
+            pass
+        self.list_jobs(found)
+        return found
 
     def list_cluster_damage(self, name: str | None = None) -> tuple[str, ...]:
         """The same of the cluster of that name, or of all, and of all that are gone: a record of
         the past that cannot be read does not tell its name."""
         names = [item for item in self.list_names() if name in (None, item)]
-        past = _list_damage(self._read_past, self._list_past_ids())
-        return (*_list_damage(self.read_cluster, names), *past)
+        found: list[str] = []
+        for _ in _read_all(self.read_cluster, names, found):
+            pass
+        for _ in _read_all(self._read_past, self._list_past_ids(), found):
+            pass
+        return tuple(found)
 
     def _list_numbers(self) -> list[int]:
         """The numbers of the jobs with a record, in order; what else lies there is not ours."""
-        names = (path.parent.name for path in self.home.jobs.glob("*/job.json"))
-        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+        with suppress(FileNotFoundError):
+            names = os.listdir(self.home.jobs)
+            return sorted(
+                int(name)
+                for name in names
+                if name.isascii()
+                and name.isdigit()
+                and os.path.exists(f"{self.home.jobs}/{name}/job.json")
+            )
+        return []
 
     def read_job(self, number: int) -> Job:
-        path = self.locate_job_folder(number) / "job.json"
-        if not path.is_file():
-            raise RecordError(
-                f"no job with number {number}", hint="`clusterctl jobs` lists all jobs"
-            )
-        return _decode(path, Job, "move it away: the job's output is beside it", _check_job)
+        path = f"{self.home.jobs}/{number}/job.json"  # there may be thousands of them
+        with suppress(FileNotFoundError):
+            return _decode(path, Job, "move it away: the job's output is beside it", _check_job)
+        raise RecordError(f"no job with number {number}", hint="`clusterctl jobs` lists all jobs")
 
     def save_job(self, job: Job) -> None:
         """Others may have fetched the job's outputs, or ended it with its cluster, while the caller
@@ -407,14 +420,20 @@ def _check_job(job: Job) -> None:
         raise msgspec.ValidationError("its ranks are on no node")
 
 
-def _decode(path: Path, kind: type[Record], hint: str, check: Callable[[Record], None]) -> Record:
-    """Raises RecordError for a file that cannot be read, and for a record that fails the check."""
+def _decode(
+    path: Path | str, kind: type[Record], hint: str, check: Callable[[Record], None]
+) -> Record:
+    """Raises RecordError for a file that cannot be read, and for a record that fails the check;
+    FileNotFoundError."""
     try:
-        data = path.read_bytes()
+        with open(path, "rb", 0) as file:
+            data = file.read()
         _read_head(path, data)
         record = msgspec.json.decode(data, type=kind)
         check(record)
         return record
+    except FileNotFoundError:
+        raise
     except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
         raise RecordError(f"the record {path} cannot be read: {error}", hint=hint) from error
 
@@ -422,18 +441,17 @@ def _decode(path: Path, kind: type[Record], hint: str, check: Callable[[Record],
 Key = TypeVar("Key", str, int)
 
 
-def _read_all(read: Callable[[Key], Record], keys: Iterable[Key]) -> Iterator[Record]:
-    for key in keys:
-        with suppress(RecordError):
-            yield read(key)
-
-
-def _list_damage(read: Callable[[Key], Any], keys: Iterable[Key]) -> Iterator[str]:
+def _read_all(
+    read: Callable[[Key], Record], keys: Iterable[Key], damage: list[str] | None = None
+) -> Iterator[Record]:
     for key in keys:
         try:
-            read(key)
+            yield read(key)
+        except FileNotFoundError:  # somebody has just removed it
+            pass
         except RecordError as error:
-            yield f"{error.message}; {error.hint}"
+            if damage is not None:
+                damage.append(f"{error.message}; {error.hint}")
 
 
 def _remove(folder: Path) -> None:

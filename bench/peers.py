@@ -1,0 +1,509 @@
+"""clusterctl beside the tools that people use today, in one run: start-up, fan-out, copies, ranks.
+
+    python -m bench.peers [--peers FOLDER] [--only SECTION …] [--out bench/results/peers.json]
+
+Each peer is installed from its registry into an environment of its own below FOLDER, once. All take
+turns, at least five times; the median counts, with the smallest and the largest. `start-up` and
+`fan-out` are measured again beside a process that computes without a pause. Needs root, Debian's
+pdsh and rsync, and the extra `workloads`; about half an hour. Exit code 1: a ratio is over its
+limit. With --only, results replace those of these sections in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.state.home import find_home
+from clusterctl.state.store import Store
+
+HERE = Path(__file__).resolve().parent
+OUT = HERE / "results" / "peers.json"
+PYTHON = sys.executable
+CTL = (PYTHON, "-m", "clusterctl")
+PACKAGES = {
+    "aws": "awscli",
+    "ray": "ray",
+    "sky": "skypilot",
+    "pcluster": "aws-parallelcluster",
+    "dstack": "dstack",
+    "clush": "ClusterShell",
+    "parallel-ssh": "parallel-ssh",
+    "asyncssh": "asyncssh",
+    "ansible": "ansible-core",
+    "pyinfra": "pyinfra",
+}
+OURS = "clusterctl"
+BEST = "the fastest other"
+ROUNDS = 5
+LIMIT = 600.0
+"""Seconds that one command may take."""
+BIG, SMALL = (10, 10_000_000), (1_000, 10_000)
+"""Files of the two trees that are copied, and bytes of each."""
+UPLINK = "200mbit"
+
+BARE_TYPER = """
+import typer
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+@app.command()
+def one(name: str = "x"): ...
+@app.command()
+def two(name: str = "x"): ...
+app()
+"""
+BARRIER = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+"""
+ASYNCSSH = """
+import asyncio, sys, time
+import asyncssh
+async def main(names):
+    async def connect(name):
+        return await asyncssh.connect(name, config=["config"])
+    links = await asyncio.gather(*map(connect, names))
+    async def run(link):
+        assert (await link.run("true")).exit_status == 0
+    await asyncio.gather(*map(run, links))
+    began = time.perf_counter()
+    await asyncio.gather(*map(run, links))
+    print(time.perf_counter() - began)
+    for link in links:
+        link.close()
+asyncio.run(main(sys.argv[1:]))
+"""
+FAN_OUT = """
+import time
+from clusterctl.actions import common
+store = common.open_store()
+cluster = store.read_cluster("default")
+names = [worker.name for worker in cluster.workers]
+with common.open_pool(store, cluster) as pool:
+    for last in (False, True):
+        began = time.perf_counter()
+        assert all(result.ok for result in pool.run("true", names, timeout=60))
+        if last:
+            print(time.perf_counter() - began)
+"""
+PARALLEL_SSH = """
+import sys, time
+from pssh.clients import ParallelSSHClient
+key, *hosts = sys.argv[1:]
+client = ParallelSSHClient(hosts, user="root", pkey=key, pool_size=len(hosts))
+def run():
+    out = client.run_command("true")
+    client.join(out)
+    assert [o.exit_code for o in out] == [0] * len(hosts)
+run()
+began = time.perf_counter()
+run()
+print(time.perf_counter() - began)
+"""
+
+
+@dataclass
+class Comparison:
+    """`seconds`: of each tool, one for each round. `limits`: how many times those of a peer ours
+    may be, or those of BEST."""
+
+    section: str
+    what: str
+    seconds: dict[str, list[float]]
+    limits: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+
+    def list_misses(self) -> list[str]:
+        medians = {name: statistics.median(values) for name, values in self.seconds.items()}
+        ours = medians.pop(OURS)
+        found = []
+        for peer, limit in self.limits.items():
+            theirs = min(medians.values()) if peer == BEST else medians[peer]
+            if ours > limit * theirs:
+                found.append(f"{ours / theirs:.3g} × {peer}, limit {limit:g}")
+        return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--peers", type=Path, default=Path.home() / ".cache" / "clusterctl-peers")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", action="append", choices=SECTIONS, default=[])
+    options = parser.parse_args()
+    out, peers = options.out.absolute(), options.peers.absolute()
+    chosen = options.only or list(SECTIONS)
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as scratch:
+        os.environ["CLUSTERCTL_HOME"] = f"{scratch}/state"
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed programs have their bytecode
+        os.chdir(scratch)
+        found = []
+        for name in chosen:
+            print(f"{name} …", file=sys.stderr, flush=True)
+            found += SECTIONS[name](peers, options.rounds)
+    kept = json.loads(out.read_text())["rows"] if options.only and out.exists() else []
+    rows = [row for row in kept if row["section"] not in chosen]
+    rows += [{**asdict(row), "misses": row.list_misses()} for row in found]
+    rows.sort(key=lambda row: list(SECTIONS).index(row["section"]))
+    report = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python"
+        f" {platform.python_version()}",
+        "date": time.strftime("%Y-%m-%d"),
+        "load_before": round(load, 1),
+        "rows": rows,
+    }
+    out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    for row in found:
+        for name, values in row.seconds.items():
+            low, high = min(values), max(values)
+            print(
+                f"{row.section:<10} {row.what:<40} {name:<14}"
+                f" {statistics.median(values):8.3f} s ({low:.3f}-{high:.3f})"
+            )
+        for miss in row.list_misses():
+            print(f"OVER       {row.what}: {miss}")
+    return 1 if any(row.list_misses() for row in found) else 0
+
+
+# -------------------------------------------------------------------------------------------------
+# The sections.
+
+
+def start_up(peers: Path, rounds: int) -> list[Comparison]:
+    Path("bare.py").write_text(BARE_TYPER)
+    quiet([*CTL, "up", "--quiet"])
+    commands = {verb: [*CTL, verb] for verb in ("--help", "status")}
+    commands["barest Typer app"] = [PYTHON, "bare.py", "--help"]
+    for name in ("aws", "ray", "sky", "pcluster", "dstack"):
+        word = "--version" if name == "aws" else "--help"  # `aws help` opens a pager
+        commands[name] = [find_peer(peers, name), word]
+    found = []
+    try:
+        for beside in ("", ", beside a busy process"):
+            with busy() if beside else contextlib.nullcontext():
+                seconds = alternate(commands, rounds=rounds)
+            verbs = {verb: seconds.pop(verb) for verb in ("--help", "status")}
+            for verb, limit in (("--help", 1.2), ("status", 1.6)):
+                limits = {"barest Typer app": limit, "aws": 1 / 3}
+                limits |= dict.fromkeys(("ray", "sky", "pcluster", "dstack"), 1 / 10)
+                both = {OURS: verbs[verb], **seconds}
+                found.append(Comparison("start-up", verb + beside, both, limits))
+    finally:
+        take_down()
+    return found
+
+
+def fan_out(peers: Path, rounds: int) -> list[Comparison]:
+    """`true` on all nodes: cold as whole processes, warm over open connections."""
+    texts = {OURS: FAN_OUT, "asyncssh": ASYNCSSH, "parallel-ssh": PARALLEL_SSH}
+    scripts = {name: str(Path(f"{name}.script").absolute()) for name in texts}
+    for name, text in texts.items():
+        Path(scripts[name]).write_text(text)
+    found = []
+    for count in (8, 64):
+        quiet([*CTL, "up", "--workers", str(count), "--quiet"])
+        try:
+            store = Store(find_home())
+            folder = store.locate_folder("default") / "ssh"
+            workers = store.read_cluster("default").workers
+            names, hosts = [w.name for w in workers], [w.address for w in workers]
+            key = next(
+                str(path.with_suffix("")) for path in folder.glob("*.pub") if path.stem != "mesh"
+            )
+            inventory = folder / "inventory.ini"
+            inventory.write_text("".join(f"{name}\n" for name in names))
+            known = folder / "pyinfra_known_hosts"
+            known.touch()
+            login = {"ssh_user": "root", "ssh_key": key, "ssh_known_hosts_file": str(known)}
+            python = folder / "inventory.py"
+            python.write_text(f"nodes = ({hosts!r}, {login!r})\n")
+            joined, many = ",".join(names), str(count)
+            ssh = "-F config -o ControlMaster=no"
+            cold: dict[str, Sequence[str]] = {
+                OURS: [PYTHON, scripts[OURS]],
+                "asyncssh": [find_peer(peers, "asyncssh", "python"), scripts["asyncssh"], *names],
+                "parallel-ssh": [
+                    find_peer(peers, "parallel-ssh", "python"),
+                    scripts["parallel-ssh"],
+                    key,
+                    *hosts,
+                ],
+                "clush": [
+                    find_peer(peers, "clush"),
+                    "-S",
+                    "-f",
+                    many,
+                    "-o",
+                    ssh,
+                    "-w",
+                    joined,
+                    "true",
+                ],
+                "pdsh": ["pdsh", "-R", "ssh", "-f", many, "-w", joined, "true"],
+                "ansible": [
+                    *(find_peer(peers, "ansible"), "all", "-i", str(inventory), "-f", many),
+                    *("-m", "raw", "-a", "true", "--ssh-common-args", ssh),
+                ],
+                "pyinfra": [find_peer(peers, "pyinfra"), "-y", str(python), "exec", "--", "true"],
+            }
+            environ = {
+                **os.environ,
+                "PDSH_SSH_ARGS_APPEND": ssh,
+                "PYTHONPATH": str(HERE.parent),
+            }
+            for beside in ("", ", beside a busy process")[: 2 if count == 8 else 1]:
+                with busy() if beside else contextlib.nullcontext():
+                    warm: dict[str, list[float]] = {}
+                    seconds = alternate(cold, rounds=rounds, warm=warm, cwd=folder, env=environ)
+                what = f"{count} nodes, {{}}{beside}"
+                found.append(Comparison("fan-out", what.format("cold"), seconds, {BEST: 1.05}))
+                found.append(Comparison("fan-out", what.format("warm"), warm, {BEST: 1.05}))
+        finally:
+            take_down()
+    return found
+
+
+def copies(peers: Path, rounds: int) -> list[Comparison]:
+    """Trees for eight nodes, and one changed file, over loopback and over a slow uplink."""
+    quiet([*CTL, "up", "--workers", "8", "--quiet"])
+    try:
+        store = Store(find_home())
+        ssh = store.locate_folder("default") / "ssh"
+        names = [worker.name for worker in store.read_cluster("default").workers]
+        device = json.loads(
+            subprocess.check_output(
+                ["ip", "-j", "route", "get", store.read_cluster("default").workers[0].address]
+            )
+        )[0]["dev"]
+        found = []
+        for what, (count, size), shaped in (
+            ("100 MB in 10 files", BIG, False),
+            ("1,000 files of 10 kB", SMALL, False),
+            (f"100 MB over an uplink of {UPLINK.replace('mbit', ' Mbit/s')}", BIG, True),
+        ):
+            first: dict[str, list[float]] = {}
+            again: dict[str, list[float]] = {}
+            with slow_uplink(device) if shaped else contextlib.nullcontext():
+                for _ in range(rounds):
+                    for name in (OURS, "scp", "rsync", "clush"):
+                        tree = Path(f"set-{name}")
+                        make_tree(tree, count, size)
+                        command = copy_command(name, tree.absolute(), names, peers)
+                        where = Path.cwd() if name == OURS else ssh
+                        for taken in (first, again):
+                            began = time.monotonic()
+                            quiet(command, cwd=where)
+                            taken.setdefault(name, []).append(time.monotonic() - began)
+                            (tree / "0.bin").write_bytes(os.urandom(size))
+                        quiet([*CTL, "ssh", "worker-1", "--", "true"])
+            best = 1 / 4 if shaped else 1.1
+            found.append(Comparison("copies", what, first, {BEST: best}, "to 8 nodes"))
+            if not shaped:
+                limits = {"rsync": 0.3}
+                found.append(
+                    Comparison("copies", f"{what}, one changed", again, limits, "to 8 nodes")
+                )
+        return found
+    finally:
+        take_down()
+
+
+def copy_command(name: str, tree: Path, names: Sequence[str], peers: Path) -> Sequence[str]:
+    """Copies the tree to all nodes, as one would type it. Each of `names` has a root of its own,
+    and a folder there."""
+    if name == OURS:
+        return [*CTL, "data", "push", "--quiet", f"./{tree.name}"]
+    target = tempfile.mkdtemp(dir=Path.cwd())  # local nodes share the disk
+    if name == "clush":
+        joined = ",".join(names)
+        return [
+            *(find_peer(peers, "clush"), "-S", "-f", "64", "-o", "-F config", "-w", joined),
+            *("--copy", str(tree), "--dest", f"{target}/"),
+        ]
+    copy = {
+        "scp": f"scp -q -r -F config {shlex.quote(str(tree))} NODE:{target}/NODE",
+        "rsync": f"rsync -a -e 'ssh -F config' {shlex.quote(str(tree))}/ NODE:{target}/NODE/",
+    }[name]
+    return ["sh", "-c", "".join(f"{copy.replace('NODE', node)} & " for node in names) + "wait"]
+
+
+def ranks(peers: Path, rounds: int) -> list[Comparison]:
+    """To the first barrier of torch on two nodes."""
+    Path("barrier.py").write_text(BARRIER)
+    quiet([*CTL, "up", "--quiet"])
+    try:
+        store = Store(find_home())
+        folder = store.locate_folder("default") / "ssh"
+        cluster = store.read_cluster("default")
+        program = shlex.quote(str(Path("barrier.py").absolute()))
+        by_hand = "".join(
+            f"ssh -F config {worker.name} {PYTHON} -m torch.distributed.run --nnodes 2"
+            f" --nproc-per-node 1 --node-rank {rank} --master-addr"
+            f" {cluster.workers[0].private_address} --master-port 29500 {program} & "
+            for rank, worker in enumerate(cluster.workers)
+        )
+        commands = {
+            OURS: ["sh", "-c", f"cd {Path.cwd()} && {shlex.join(CTL)} run --quiet barrier.py"],
+            "torchrun over ssh": ["sh", "-c", f"{by_hand} wait"],
+        }
+        seconds = alternate(commands, rounds=rounds, cwd=folder)
+        limits = {"torchrun over ssh": 1 / 1.8}
+        return [Comparison("ranks", "to the first barrier of torch", seconds, limits, "2 nodes")]
+    finally:
+        take_down()
+
+
+def records(peers: Path, rounds: int) -> list[Comparison]:
+    """What 1,000 nodes and 10,000 jobs cost the verbs that only read the records."""
+    Path("hi.py").write_text("print('hi')\n")
+    quiet([*CTL, "up", "--quiet"])
+    try:
+        quiet([*CTL, "run", "--quiet", "hi.py"])
+        verbs = {f"{OURS} {verb}": [*CTL, verb] for verb in ("status", "jobs")}
+        few = alternate(verbs, rounds=rounds)
+        home = Path(os.environ["CLUSTERCTL_HOME"])
+        large = home.parent / "large"
+        shutil.copytree(home / "clusters", large / "clusters", ignore=lambda *_: ["nodes"])
+        record = large / "clusters" / "default" / "cluster.json"
+        cluster = json.loads(record.read_text())
+        workers = [node for node in cluster["nodes"] if node["role"] == "worker"]
+        cluster["nodes"] = [node for node in cluster["nodes"] if node["role"] != "worker"] + [
+            {**workers[0], "name": f"worker-{n + 1}", "private_address": f"10.0.{n >> 8}.{n & 255}"}
+            for n in range(1000)
+        ]
+        record.write_text(json.dumps(cluster))
+        job = json.loads((home / "jobs" / "1" / "job.json").read_text())
+        for number in range(1, 10_001):
+            folder = large / "jobs" / str(number)
+            folder.mkdir(parents=True)
+            (folder / "job.json").write_text(json.dumps({**job, "id": number}))
+        environ = {**os.environ, "CLUSTERCTL_HOME": str(large)}
+        many = alternate(verbs, rounds=rounds, env=environ)
+    finally:
+        take_down()
+    return [
+        Comparison(
+            "records",
+            f"{verb}, 1,000 nodes and 10,000 jobs",
+            {OURS: many[f"{OURS} {verb}"], "3 nodes and one job": few[f"{OURS} {verb}"]},
+            note=f"{measure_memory([*CTL, verb], environ):.0f} MB",
+        )
+        for verb in ("status", "jobs")
+    ]
+
+
+SECTIONS: Mapping[str, Callable[[Path, int], list[Comparison]]] = {
+    "start-up": start_up,
+    "fan-out": fan_out,
+    "ranks": ranks,
+    "copies": copies,
+    "records": records,
+}
+
+
+# -------------------------------------------------------------------------------------------------
+# What they share.
+
+
+def find_peer(peers: Path, name: str, program: str = "") -> str:
+    """A program of a peer's environment, which is made if it is not there."""
+    place = peers / PACKAGES[name] / "bin"
+    if not (place / (program or name)).exists():
+        print(f"installing {PACKAGES[name]} …", file=sys.stderr, flush=True)
+        quiet([PYTHON, "-m", "venv", str(place.parent)])
+        quiet([str(place / "pip"), "install", "--quiet", PACKAGES[name]])
+    return str(place / (program or name))
+
+
+def make_tree(folder: Path, count: int, size: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number}.bin").write_bytes(os.urandom(size))
+
+
+@contextlib.contextmanager
+def slow_uplink(device: str) -> Iterator[None]:
+    """This machine's network to the nodes; theirs among each other stays as it is."""
+    shape = ["tc", "qdisc", "replace", "dev", device, "root", "tbf"]
+    quiet([*shape, "rate", UPLINK, "burst", "1mb", "latency", "50ms"])
+    try:
+        yield
+    finally:
+        quiet(["tc", "qdisc", "del", "dev", device, "root"])
+
+
+@contextlib.contextmanager
+def busy() -> Iterator[None]:
+    with subprocess.Popen([PYTHON, "-c", "while True: pass"]) as spinning:
+        try:
+            yield
+        finally:
+            spinning.kill()
+
+
+def alternate(
+    commands: Mapping[str, Sequence[str]],
+    rounds: int,
+    warm: dict[str, list[float]] | None = None,
+    **where: Any,
+) -> dict[str, list[float]]:
+    """Seconds of each command, taken in turns after one round that does not count. `warm` gets
+    those that a command prints alone on a line."""
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for number in range(rounds + 1):
+        for name, command in commands.items():
+            began = time.monotonic()
+            text = quiet(command, **where)
+            if number:
+                seconds[name].append(time.monotonic() - began)
+                if warm is not None:
+                    with contextlib.suppress(ValueError):
+                        warm.setdefault(name, []).append(float(text))
+    for name in [name for name, values in (warm or {}).items() if not values]:
+        assert warm
+        del warm[name]
+    return seconds
+
+
+def measure_memory(command: Sequence[str], environ: Mapping[str, str]) -> float:
+    """The most that it has in memory, in MB."""
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL) as running:
+        _, _, used = os.wait4(running.pid, 0)
+        running.returncode = 0
+    return used.ru_maxrss / 1000
+
+
+def quiet(command: Sequence[str], **where: Any) -> str:
+    """What it prints on stdout. Raises CalledProcessError with what it said."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT, **where
+    )
+    if done.returncode:
+        sys.stderr.write(done.stdout + done.stderr)
+        done.check_returncode()
+    return done.stdout
+
+
+def take_down() -> None:
+    quiet([*CTL, "down", "--discard", "--yes", "--force", "--quiet"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
