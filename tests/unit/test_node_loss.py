@@ -64,12 +64,9 @@ lost() {{{{ [ -e {{dead}} ]; }}}}
 {WATCHED}"""
 """A host that refuses at once is asked again for some seconds: this one is gone for good."""
 AWAY_ONCE = f"""#!/bin/sh
-lost() {{{{ [ -e {{dead}}.over ] && [ ! -e {{dead}}.back ]; }}}}
+lost() {{{{ [ -e {{dead}}.over ] && ! grep -qs '^away ' {{state}}; }}}}
 [ "$1" = worker-2 ] || exec /bin/sh -c "$2"
-if lost; then
-    touch {{dead}}.back
-    exit 255
-fi
+if lost; then exit 255; fi
 {WATCHED}"""
 PROGRAM = """#!/bin/sh
 cat snapshot
@@ -265,7 +262,8 @@ def test_a_job_whose_mpirun_lost_its_ranks_goes_on_after_an_outage_alone(
     (tmp_path / "tree" / "program").write_text(SAVES.format(dead=dead))
     if outage:
         agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
-        agent.write_text(AWAY_ONCE.format(dead=dead))
+        state = Path(site.where.launcher.root) / "jobs" / "1" / "state"
+        agent.write_text(AWAY_ONCE.format(dead=dead, state=state))
     ended, said, printed = run(site, tmp_path, policy)
     if reason:
         assert isinstance(ended, LaunchError), said
