@@ -104,8 +104,8 @@ PLAN: dict[str, Any] = {  # but for limits of the agent's own
     "launcher": "launcher",
     "nodes": INVOLVED,
     "holders": [
-        {"name": "worker-1", "first": 0, "ranks": 1},
-        {"name": "worker-2", "first": 1, "ranks": 1},
+        {"name": "worker-1", "first": 0, "ranks": 1, "address": "10.0.0.11"},
+        {"name": "worker-2", "first": 1, "ranks": 1, "address": "10.0.0.12"},
     ],
     "ranks": 2,
     "now": False,
@@ -120,6 +120,7 @@ PLAN: dict[str, Any] = {  # but for limits of the agent's own
     "resume": None,
     "restores": True,
     "rerun_of": None,
+    "shrinks": False,
     "mirrored": True,
     "mirror": MIRROR,
     "end_poll": 20,
@@ -156,6 +157,14 @@ def test_limits_reach_the_supervisor() -> None:
     wanted = {"timeout": 5.0, "retries": 2, "hang_timeout": 20.0, "hang_poll": 5.0, "now": True}
     assert told == {**PLAN, **wanted}
     assert planned(hang_timeout=600.0)["hang_poll"] == direct.HANG_POLL
+
+
+def test_only_a_detached_job_goes_on_with_fewer_nodes_by_itself() -> None:
+    alone = {"detach": True, "on_node_loss": "shrink"}
+    assert planned(**alone) == {**PLAN, "shrinks": True}
+    for other in ({"detach": False}, {"on_node_loss": "fail"}, {"launcher": "torchrun"}):
+        assert not planned(**{**alone, **other})["shrinks"]
+    assert not planned(replace(cluster(), one_host=True), **alone)["shrinks"]
 
 
 def test_points_of_a_sweep_are_not_restored() -> None:
