@@ -1031,6 +1031,7 @@ class ImageAmi(Common, heading=DATA, module="data"):
     remove = flag(
         *("--remove", OPTIONS, "Remove the images of that kind, with their snapshots"),
         limits=kinds.limit_to("kind", "removes the images of a KIND", "name one"),
+        settable=False,
     )
     MAKING = Group(OPTIONS.heading, (kinds.limit_to("making", "works only to make an image"),))
     region = Up.region.move(OPTIONS)
