@@ -433,7 +433,7 @@ def _prepare_script(
 ) -> Prepared:
     """A batch script of the user's own, as it is: in its folder, where that is the login node's,
     else in a copy of its tree."""
-    spec = replace(spec, program=resolved.program)
+    spec = replace(spec, program=resolved.program, env={**resolved.asked.env, **spec.env})
     path = resolved.tree.root / resolved.program.folder / resolved.program.target
     system = load_system(cluster.system)
     system.take_script(spec, cluster, path)

@@ -32,9 +32,12 @@ class BatchOptions:
     """Short options that its users know and `run` does not have, and what to write."""
     misread: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Short options of `run` that mean something else there: the pattern of a value that shows that
-    it was meant, and what to write; "": any option of the site's."""
-    long: tuple[str, ...] = ()
-    """Options of several letters behind one dash, which `run` would take for several options."""
+    it was meant, and what to write; "": any option of the site's. What no other system has."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """Those without a value in `run` that have any name for one there, and what to write."""
+    long: Mapping[str, int] = field(default_factory=dict)
+    """Options of several letters behind one dash, which `run` would take for several options; how
+    many words follow each."""
     slots: str = ""
     """How to ask for slots, where those are allocated, not nodes."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
@@ -74,7 +77,13 @@ BATCH_SYSTEMS = {
             **{"-N": "--nodes", "-p": "--partition", "-t": "--time", "-w": "--nodelist"},
             **{"-a": "--array", "-x": "--exclude", "--wrap": "-- COMMAND"},
         },
-        misread={"-c": (r"\d+", "--cpus-per-task"), "-d": (r"(after|singleton)\w*.*", "")},
+        misread={
+            "-c": (r"\d+", "--cpus-per-task"),
+            "-d": (r"(after|singleton|expand:)\w*.*", ""),
+            "-e": (r"[^=]*[./%][^=]*", ""),
+            "-m": (r"(block|cyclic|arbitrary|plane=\d+|\*)([:,][\w*,:]+)?", ""),
+        },
+        named={"-q": "--qos"},
     ),
     "sge": BatchOptions(
         title="Grid Engine",
@@ -87,9 +96,23 @@ BATCH_SYSTEMS = {
         },
         sizes=("-pe",),
         short={"-A": "--account", "-M": "--mail-user", "-N": "--job-name", "-P": "--project"}
-        | {"-r": "--requeue", "-t": "--array"},
-        misread={"-m": (r"[abens]+", "--mail-type"), "-q": (r"[\w.]+\.q(@\S+)?", "--queue")},
-        long=("-cwd", "-hold_jid", "-masterq", "-now", "-notify", "-soft", "-hard", "-wd", "-ac"),
+        | {"-p": "--qsub-arg '-p N'", "-r": "--requeue", "-t": "--array"},
+        misread={
+            "-m": (r"[abens]+", "--mail-type"),
+            "-q": (r"[\w.]+\.q(@\S+)?", "--queue"),
+            "-v": (r"[A-Za-z_]\w*[=,].*", "-e"),
+        },
+        named={"-q": "--queue"},
+        long={
+            **dict.fromkeys(
+                ("-clear", "-clearp", "-clears", "-cwd", "-hard", "-notify", "-soft"), 0
+            ),
+            **dict.fromkeys(("-terse", "-verify"), 0),
+            **dict.fromkeys(("-ac", "-ar", "-ckpt", "-dc", "-display", "-dl", "-hold_jid"), 1),
+            **dict.fromkeys(
+                ("-hold_jid_ad", "-masterq", "-now", "-shell", "-sync", "-tc", "-wd"), 1
+            ),
+        },
         slots="request slots with -pe NAME SLOTS",
     ),
 }

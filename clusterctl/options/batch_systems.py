@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from shutil import which
 from typing import Any
 
 from clusterctl.options import kinds
@@ -94,6 +95,13 @@ def suggest_short(word: str) -> str:
     return " or ".join(f"{flag} ({', '.join(titles)})" for flag, titles in found.items())
 
 
+def _is_name_before(word: str, script: str) -> bool:
+    """Whether a word is the value of an option, and a batch script stands behind it, rather than
+    that script's command."""
+    starts = re.fullmatch(r"\w[\w-]*", word) and not os.path.exists(word) and not which(word)
+    return bool(starts) and script.endswith(".sh") and os.path.isfile(script)
+
+
 def find_misread(words: Sequence[str], own: Mapping[str, Option[Any]]) -> tuple[str, str]:
     """Of a command line of `run`, the words before SCRIPT that would be read as options of ours,
     `own`, but are a batch system's, and what to write; "", "" if there are none."""
@@ -104,16 +112,25 @@ def find_misread(words: Sequence[str], own: Mapping[str, Option[Any]]) -> tuple[
             continue
         if not word.startswith("-") or word == "--":
             break
-        value = words[place + 1] if place + 1 < len(words) else ""
+        value, script = [*words[place + 1 : place + 3], "", ""][:2]
+        given = f"{word} {value}".strip()
         if word == "-np":  # mpirun's
-            return f"{word} {value}".strip(), f"--ranks {value}".strip()
+            return given, f"--ranks {value}".strip()
+        option = own.get(word)
+        is_flag = bool(option and option.is_flag)
+        ours = any(map(os.path.exists, (value, f"{value}.py"))) and (is_flag or word == "-m")
+        named = is_flag and _is_name_before(value, script)
+        found = []
         for row in BATCH_SYSTEMS.values():
             if word in row.long:
-                return word, _name_argument(row, word)
+                whole = " ".join((word, *words[place + 1 :][: row.long[word]]))
+                return whole, _name_argument(row, whole)
             pattern, instead = row.misread.get(word, ("", ""))
-            if pattern and re.fullmatch(pattern, value) and not os.path.exists(value):
-                given = f"{word} {value}"
+            if pattern and re.fullmatch(pattern, value) and not ours:
                 return given, f"{instead} {value}" if instead else _name_argument(row, given)
-        option = own.get(word)
-        behind = option.words if option and not option.is_flag else 0
+            if named and word in row.named:
+                found.append(f"{row.named[word]} {value} ({row.title})")
+        if found:
+            return given, " or ".join(found)
+        behind = option.words if option and not is_flag else 0
     return "", ""

@@ -278,6 +278,11 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
         len(words),
     )
     if end > start:
+        if words[end : end + 1] and words[end].startswith("-"):
+            raise UsageError(
+                f"{words[end]} stands behind {words[end - 1]}, where the program begins",
+                hint=f"options of `run` come first: run {words[end]} … {words[end - 1]} PROGRAM",
+            )
         env: dict[str, str] = {}
         ignored: tuple[str, ...] = ()
         for word in words[start:end]:

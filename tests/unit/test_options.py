@@ -227,6 +227,14 @@ def test_where_options_of_batch_systems_work(option: str, works: str, fails: str
         ("-q all.q", "--queue all.q"),
         ("-d afterok:3", "--sbatch-arg '-d afterok:3'"),
         ("-cwd", "--qsub-arg '-cwd'"),
+        ("-hold_jid 3", "--qsub-arg '-hold_jid 3'"),
+        ("-m block:cyclic", "--sbatch-arg '-m block:cyclic'"),
+        ("-m plane=4", "--sbatch-arg '-m plane=4'"),
+        ("-e err-%j.txt", "--sbatch-arg '-e err-%j.txt'"),
+        ("-v A=b,C", "-e A=b,C"),
+        ("-tc 2", "--qsub-arg '-tc 2'"),
+        ("-terse", "--qsub-arg '-terse'"),
+        ("-p 10", "--partition (Slurm) or --qsub-arg '-p N' (Grid Engine)"),
         ("-N 2", "--nodes (Slurm) or --job-name (Grid Engine)"),
         ("-t 10", "--time (Slurm) or --array (Grid Engine)"),
         ("-A lab", "--account (Slurm, Grid Engine)"),
@@ -238,3 +246,14 @@ def test_options_of_sites_are_not_taken_for_ours(typed: str, meant: str, call: C
     said = call("run", "--dry-run", *typed.split(), "train.py")
     assert said.code == 2
     assert meant in said.err
+
+
+def test_a_name_before_a_batch_script_is_no_command(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH -n 1\n")
+    said = call("run", "--dry-run", "-q", "normal", "job.sh")
+    assert (said.code, "-q normal is no option of `run`" in said.err) == (2, True)
+    assert "--qos normal (Slurm) or --queue normal (Grid Engine)" in said.err
+    assert "normal is no option" not in call("run", "--dry-run", "-q", "sh", "job.sh").err
