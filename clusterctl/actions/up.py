@@ -94,7 +94,8 @@ def bring_up(
     """Creates or resumes. Raises the error of the first thing that cannot be done; what has been
     made by then is in the record, so that `up` goes on there and `down` removes it.
 
-    With several regions, one without capacity is left with nothing in it before the next is tried.
+    A region without capacity for a new cluster is left with nothing in it, also where it is the
+    last that is tried.
     `nodes` is told how far each is. `wall`: the time, which goes on while this machine sleeps.
     """
     check_name(spec.name)
@@ -114,7 +115,11 @@ def bring_up(
                 return _complete(store, cluster, intent, clock, report)
             except NoCapacity as error:
                 made = store.find(spec.name)
-                if not others or made is None or made.nodes:
+                if made is None or made.nodes or not (others or _has_made_all(intent)):
+                    raise
+                if not others:
+                    report(f"{error.message}: removing what was created")
+                    finish_down(store, made, report)
                     raise
                 gone, there = here.cloud.region, others[0].cloud.region
                 report(f"{error.message}: the whole cluster moves from {gone} to {there}")
@@ -125,6 +130,11 @@ def bring_up(
                 clock = Clock(clock.nodes)
                 with clock.time_phase("plan"):
                     intent = up_plan.intend(here, old, others, report, store.home.path)
+
+
+def _has_made_all(intent: Intent) -> bool:
+    """Whether nothing of the cluster is older than this `up`, which may then remove all of it."""
+    return intent.old is None
 
 
 def _begin(
@@ -245,8 +255,8 @@ def _create(
     try:
         created = intent.provider.create(cluster, folder, report)
     except ClusterctlError as error:
-        moves = bool(intent.others) and isinstance(error, NoCapacity)
-        record_failed_create(store, cluster, intent.old, report, moves=moves)
+        goes = isinstance(error, NoCapacity) and bool(intent.others or _has_made_all(intent))
+        record_failed_create(store, cluster, intent.old, report, goes=goes)
         raise
     phases.expect(
         {node.name: f"{bootstrap.find_kind(node)} {node.instance_type}" for node in created.nodes}
@@ -462,12 +472,12 @@ def record_failed_create(
     old: Cluster | None,
     report: Reporter,
     *,
-    moves: bool = False,
+    goes: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> None:
     """After an `up` that broke off: the record keeps what really costs money, and a cluster that
     was ready and has lost and gained nothing is ready. Says what there is, also without machines,
-    unless `moves`: all of it is removed next."""
+    unless it `goes`: all of it is removed next."""
     folder, name = store.locate_folder(cluster.name), cluster.name
     then = f"`clusterctl up {name}` continues, `clusterctl down {name}` removes it"
     if cluster.charges:
@@ -492,11 +502,11 @@ def record_failed_create(
         store.save(cluster)
         gateway = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
         things = [count(len(there), "machine")] * bool(there) + ["a NAT gateway"] * gateway
-        if things:
+        if things and not goes:
             report(f"still running: {' and '.join(things)}, {costs.describe_bill(cluster)}: {then}")
             return
     provider = providers.load_provider(cluster.spec.provider)
-    if moves:
+    if goes:
         return
     with suppress(ClusterctlError):  # why `up` broke off is said next, and matters more
         if left := provider.list_left(cluster, folder):

@@ -152,6 +152,21 @@ def test_a_region_without_capacity_is_left_empty_before_the_next_is_tried(
     assert there.done == ["create in bb"], "it goes on where it was, and not back"
 
 
+def test_no_capacity_anywhere_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines of the last zone, which nobody would use, do not wait for their deadline."""
+    there = Regions("a", "bb")
+    there.spent = 0.01
+    provide(monkeypatch, "ec2", there)
+    told = fail(wanted("a", "bb"), "no zone of bb has capacity")
+    assert there.done == [f"{does} in {region}" for region in ("a", "bb") for does in DOES]
+    assert "no zone of bb has capacity: removing what was created" in told
+    assert not [line for line in told if "still running" in line]
+    assert open_store().list_names() == ()
+
+
+DOES = ("create", "destroy")
+
+
 def test_what_is_left_of_an_up_without_machines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network costs nothing, but an account has room for five. Where the cluster moves to the
     next region, it is removed anyway."""
