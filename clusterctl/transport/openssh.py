@@ -33,6 +33,7 @@ from clusterctl.transport import diagnosis
 from clusterctl.transport.diagnosis import ConnectError, Target
 from clusterctl.transport.session import (
     CLOSING,
+    COLLECT_LIMIT,
     KEEPALIVE,
     READ_AHEAD,
     SESSIONS,
@@ -105,10 +106,15 @@ def is_open(settings: SshSettings) -> bool:
 
 
 def _answers(path: Path) -> bool:
-    with closing(socket.socket(socket.AF_UNIX)) as sock, suppress(OSError):
-        sock.connect(str(path))
-        return True
-    return False
+    with closing(socket.socket(socket.AF_UNIX)) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except BlockingIOError:  # so many wait for it already that connecting would hang
+            return True
+        except OSError:
+            return False
+    return True
 
 
 # -------------------------------------------------------------------------------------------------
@@ -204,7 +210,13 @@ class LogIn:
     def log_in(self, deadline: Deadline) -> Master:
         """Raises ConnectError."""
         if self._open:
-            return Master(self._path, self._known.keys)
+            master = Master(self._path, self._known.keys)
+            self._end = master.close
+            if not master.hears(deadline):
+                master.close()
+                raise self._make("slow-master", path=self._path, seconds=deadline.seconds)
+            master.watch()
+            return master
         try:
             self._program = self._start(deadline)
             while not _answers(self._path):
@@ -385,9 +397,27 @@ class Master:
         self._path, self._known, self._on_close = path, known, on_close
         self.sessions = threading.BoundedSemaphore(SESSIONS)
         self._running: set[SshProcess] = set()
+        self._ended = threading.Event()
 
     def is_active(self) -> bool:
-        return _answers(self._path)
+        return not self._ended.is_set() and _answers(self._path)
+
+    def hears(self, deadline: Deadline) -> bool:
+        """Whether master and host react: they open or refuse a session, or the master is gone."""
+        probe = self._start("true", Stdout(None, COLLECT_LIMIT), COLLECT_LIMIT, "DEBUG1")
+        with closing(probe):
+            return deadline.wait(probe.begun.wait)
+
+    def watch(self, keepalive: float = KEEPALIVE, silence: float = SILENCE) -> None:
+        """Cuts what runs when they no longer do: whether a master of the user's finds out, and how
+        late, is up to its own settings."""
+
+        def work() -> None:
+            while not self._ended.wait(keepalive):
+                if self._running and not self.hears(Deadline(silence)):
+                    self.close()
+
+        run_in_background(work)
 
     def read_host_key(self) -> str:
         """One that is known for the host, which OpenSSH asks it for first, too; "" if none is."""
@@ -397,19 +427,20 @@ class Master:
 
     def execute(self, line: str, stdout: Stdout, window: int, deadline: Deadline) -> SshProcess:
         """Raises LOST where it gets no session."""
-        channel = SshProcess(self, self._path, line, stdout, window)
-        self._running.add(channel)
+        channel = self._start(line, stdout, window, "ERROR")
         if not deadline.wait(channel.begun.wait):
             channel.close()
-            if self._on_close is None:
-                raise diagnosis.Failure(
-                    "the connection that you have open does not answer (within"
-                    f" {deadline.seconds:g} s): `ssh -O exit -S {self._path} HOST` ends it"
-                )
             raise TimeoutError
-        if channel.refused:
+        if channel.refused or channel.closed:
             channel.close()
             raise ConnectionRefusedError
+        return channel
+
+    def _start(self, line: str, stdout: Stdout, window: int, log_level: str) -> SshProcess:
+        channel = SshProcess(self, self._path, line, stdout, window, log_level)
+        self._running.add(channel)
+        if self._ended.is_set():
+            channel.close()
         return channel
 
     def forget(self, channel: SshProcess) -> None:
@@ -420,6 +451,7 @@ class Master:
             channel.close()
 
     def close(self) -> None:
+        self._ended.set()
         if self._on_close:
             self._on_close()
         self.abort()
@@ -433,12 +465,23 @@ def _wait_for(sock: socket.socket, event: int, timeout: float | None) -> bool:
 
 
 REFUSED = b"Session open refused by peer"
+OPENED = b"master session id"
+"""What ssh says with LogLevel DEBUG1 when the host has opened a session, before its login shell
+runs, which may take long."""
 
 
 class SshProcess:
     """What Session uses of a paramiko.Channel."""
 
-    def __init__(self, master: Master, path: Path, line: str, stdout: Stdout, window: int) -> None:
+    def __init__(
+        self,
+        master: Master,
+        path: Path,
+        line: str,
+        stdout: Stdout,
+        window: int,
+        log_level: str,
+    ) -> None:
         self._master, self._window = master, window
         self.in_buffer, self.in_stderr_buffer = stdout, BufferedPipe()
         self.status_event, self.begun = threading.Event(), threading.Event()
@@ -450,7 +493,7 @@ class SshProcess:
         said, errors = os.pipe()
         # Without the master it would log in anew.
         only = ("-F", "none", "-S", str(path), "-o", "ProxyCommand=false", "-o", "BatchMode=yes")
-        argv = ["ssh", *only, "-o", "LogLevel=ERROR", "-T", "--", "master", line]
+        argv = ["ssh", *only, "-o", f"LogLevel={log_level}", "-T", "--", "master", line]
         try:
             self._sock, self._program = process.converse(argv, errors=errors)
         except BaseException:
@@ -466,6 +509,8 @@ class SshProcess:
         with os.fdopen(said, "rb", buffering=0) as file:
             while data := file.read(READ_AHEAD):
                 head = head or data
+                if OPENED in data:
+                    self.begun.set()
                 self._feed(self.in_stderr_buffer, data)
         return head
 

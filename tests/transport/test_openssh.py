@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
 from clusterctl.core.clock import Deadline
 from clusterctl.errors import NodeUnreachable, UsageError
-from clusterctl.transport import diagnosis
+from clusterctl.transport import diagnosis, openssh
 from clusterctl.transport.connect import Destination
 from clusterctl.transport.diagnosis import Target
+from clusterctl.transport.session import ConnectionLost, Session
 from clusterctl.transport.ssh import SshTransport
 from tests.conftest import Need
 from tests.e2e.cli import wait_for
@@ -111,18 +116,78 @@ def test_a_connection_that_is_open_is_used_and_left_open(
     assert not masters()
 
 
-def test_an_open_connection_that_is_dead_is_named(sshd: Sshd, home: Path, master: str) -> None:
-    check = ["ssh", "-S", str(home / f"m-root@127.0.0.1:{sshd.port}"), "-O", "check", "box"]
+@pytest.fixture
+def stopped(sshd: Sshd, home: Path, master: str) -> Iterator[Callable[[], Path]]:
+    """Stops that connection's process; its socket."""
+    path = home / f"m-root@127.0.0.1:{sshd.port}"
+    check = ["ssh", "-S", str(path), "-O", "check", "box"]
     said = subprocess.run(check, capture_output=True, text=True, timeout=20, check=True).stderr
     process = int(said.partition("pid=")[2].partition(")")[0])
-    os.kill(process, signal.SIGSTOP)
-    try:
-        with closing(by_name(sshd, home, master)) as transport:
-            error = transport.run("true", timeout=1).error
-    finally:
-        os.kill(process, signal.SIGCONT)
-    assert "the connection that you have open does not answer" in error
-    assert "`ssh -O exit -S" in error
+
+    def stop_it() -> Path:
+        os.kill(process, signal.SIGSTOP)
+        return path
+
+    yield stop_it
+    os.kill(process, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("waiting", [0, 200])
+def test_an_open_connection_that_is_dead_is_named(
+    waiting: int, sshd: Sshd, home: Path, master: str, stopped: Callable[[], Path], tmp_path: Path
+) -> None:
+    """Like an sshd that is silent, whatever the command may take, and however many wait for it."""
+    path, source = str(stopped()), tmp_path / "file"
+    source.write_text("text")
+    with ExitStack() as stack:
+        for _ in range(waiting):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.setblocking(False)
+            sock.connect_ex(path)
+        transport = stack.enter_context(closing(by_name(sshd, home, master)))
+        with pytest.raises(NodeUnreachable, match=r"does not answer \(within 0.5 s\)") as caught:
+            transport.connect(0.5)
+        assert caught.value.exit_code == 4
+        assert caught.value.transient
+        if not waiting:
+            return
+        results = Queue[str]()
+        for action in (
+            lambda: transport.run("true", timeout=3600).error,
+            lambda: transport.put(source, str(tmp_path / "there"), timeout=3600).error,
+            lambda: transport.get(str(source), tmp_path / "back", timeout=3600).error,
+            lambda: str(refused(lambda: transport.open("cat", timeout=3600))),
+        ):
+            threading.Thread(
+                target=lambda action=action: results.put(action()), daemon=True
+            ).start()
+        for _ in range(4):
+            said = results.get(timeout=60)
+            assert "does not answer (within 10 s)" in said or "another attempt" in said
+
+
+def refused(action: Callable[[], object]) -> NodeUnreachable:
+    with pytest.raises(NodeUnreachable) as caught:
+        action()
+    return caught.value
+
+
+def test_an_open_connection_that_dies_cuts_what_runs(
+    master: str, stopped: Callable[[], Path], home: Path, sshd: Sshd
+) -> None:
+    path = home / f"m-root@127.0.0.1:{sshd.port}"
+    with closing(openssh.Master(path, ())) as connection:
+        connection.watch(keepalive=0.1, silence=1)
+        with Session(connection, "echo ready; cat", Deadline(3600), collect=False) as session:
+            assert session.receive(10) == b"ready\n"
+            time.sleep(0.5)
+            session.send(b"still there\n")
+            assert session.receive(10) == b"still there\n"
+            stopped()
+            with pytest.raises(ConnectionLost):
+                session.receive(60)
+        with pytest.raises(ConnectionLost):
+            Session(connection, "true", Deadline(3600), collect=True)
 
 
 def test_a_connection_stays_where_ssh_config_says_so(sshd: Sshd, home: Path) -> None:
