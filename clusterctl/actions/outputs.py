@@ -30,20 +30,25 @@ NAMED = 5
 """Jobs that are named one by one."""
 
 
-def _list_unseen(
-    cluster: Cluster, jobs: Sequence[Job], living: Collection[str] | None, shares: bool
+def list_unseen(
+    store: Store, cluster: Cluster, jobs: Sequence[Job], living: Collection[str] | None
 ) -> list[str]:
     """What may be lost of which nothing can be asked, for its launcher does not answer: outputs of
-    jobs, and the files of the shared folder, if one was in use (`shares`)."""
+    jobs, of which the launcher may have the only copies, and the files of a shared folder that was
+    in use. `living`: nodes that are not gone for good; None: all."""
+    first = cluster.launcher.name
     lost = [
         job
         for job in jobs
         if not job.purpose
         and (not job.state.ended or not job.fetched)
-        and (living is None or any(place.node in living for place in job.placement))
+        and (
+            living is None
+            or any(place.node in living or first in living for place in job.placement)
+        )
     ]
     things = [f"the outputs of job {list_numbers(lost)}"] * bool(lost)
-    if shares and (living is None or cluster.launcher.name in living):
+    if (living is None or first in living) and shared_folder.was_usable(store, cluster):
         things.append(f"the files in the shared folder {cluster.shared}")
     return [f"cannot check {' and '.join(things)}"] * bool(things)
 
@@ -190,7 +195,7 @@ def save(
     shares = shared_folder.was_usable(store, cluster)
     if not (jobs or shares):
         return {}
-    unseen = _list_unseen(cluster, jobs, living, shares)
+    unseen = list_unseen(store, cluster, jobs, living)
     if cluster.phase is Phase.STOPPED:
         report(
             f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"

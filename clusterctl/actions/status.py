@@ -84,6 +84,7 @@ def read_status(
         asked=charges is not cluster.charges,
         warnings=(
             *_warn_of_deadline(store, cluster, now),
+            *_warn_of_stopped_files(store, cluster),
             *uncertain,
             *costs.describe_late_clock(cluster, now),
             *wrong,
@@ -100,6 +101,20 @@ def _warn_of_deadline(store: Store, cluster: Cluster, now: float) -> tuple[str, 
     over = cluster.phase is Phase.STOPPED or cluster.deadline <= now
     advice = f"down {cluster.name}` removes it" if over else f"up {cluster.name}` starts it again"
     return (f"{trouble}: `clusterctl {advice}",) if trouble else ()
+
+
+def _warn_of_stopped_files(store: Store, cluster: Cluster) -> list[str]:
+    """What a stopped cluster may have that nobody has fetched, as `down` would say."""
+    if cluster.phase is not Phase.STOPPED:
+        return []
+    from clusterctl.actions import outputs  # most clusters are not stopped
+
+    jobs = store.list_cluster_jobs(cluster)
+    lines = outputs.list_unseen(store, cluster, jobs, [node.name for node in cluster.nodes])
+    return [
+        f"{line}: its machines are stopped; `clusterctl start {cluster.name}` before you fetch them"
+        for line in lines
+    ]
 
 
 ASKED_AT_ONCE = 16

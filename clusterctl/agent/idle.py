@@ -69,6 +69,7 @@ class IdleWatch:
         self._last: Optional[int] = None
         self._changed = 0
         self._up = self._next = 0
+        self._held = False
         told = processes.read_text(self._locate("told")).splitlines()
         self._told = {name: float(when) for name, when in map(str.split, told)}
 
@@ -77,7 +78,7 @@ class IdleWatch:
         if settings.workers:
             if idle < settings.limit:
                 self._next = 0
-            elif self._up >= self._next:
+            elif self._up >= self._next or (self._held and not self._list_held(settings.shared)):
                 self._lead(settings)
         elif os.path.exists(self._locate("end")):
             os.unlink(self._locate("end"))
@@ -127,7 +128,7 @@ class IdleWatch:
     # ---------------------------------------------------------------------------- the launcher
 
     def _lead(self, settings: IdleSettings) -> None:
-        self._next = self._up + AGAIN
+        self._next, self._held = self._up + AGAIN, False
         with ThreadPoolExecutor(AT_ONCE) as pool:
             names, roots = zip(*settings.workers.items())
             answers = dict(zip(names, pool.map(self._ask, names, roots)))
@@ -154,17 +155,23 @@ class IdleWatch:
             self._run(name, f": >{shlex.quote(settings.workers[name])}/idle/end")
 
     def _finish(self, settings: IdleSettings, report: Dict[str, Dict[str, float]]) -> None:
-        """Ends the launcher as well, unless it has what nobody has fetched. A worker that is lost
-        keeps it: that one may come back, and is reached through it."""
-        states = glob.glob(os.path.join(glob.escape(self._root), "jobs", "[0-9]*", "state"))
-        holds = [job for job in map(os.path.dirname, states) if not _is_fetched(job)]
-        names = sorted(map(os.path.basename, holds), key=int)
-        if settings.shared and any(files for _, _, files in os.walk(settings.shared)):
-            names.append("shared")
+        """Ends the launcher as well, unless it has what nobody has fetched: then as soon as that
+        was. A worker that is lost keeps it: that one may come back, and is reached through it."""
+        names = self._list_held(settings.shared)
         report["holds"] = dict.fromkeys(names, self._clock())
+        self._held = bool(names)
         self._write(report)
         if not names and self._measure(settings.containers) >= settings.limit:
             self._end(settings)
+
+    def _list_held(self, shared: str) -> List[str]:
+        """The jobs with files that nobody has fetched, and `shared` if that folder has any."""
+        states = glob.glob(os.path.join(glob.escape(self._root), "jobs", "[0-9]*", "state"))
+        held = [job for job in map(os.path.dirname, states) if not _is_fetched(job)]
+        names = sorted(map(os.path.basename, held), key=int)
+        if shared and any(files for _, _, files in os.walk(shared)):
+            names.append("shared")
+        return names
 
     def _ask(self, name: str, root: str) -> Optional[int]:
         """For how many seconds that worker has been idle, by its own measurement; 0: nobody has

@@ -329,6 +329,17 @@ def test_the_launcher_ends_when_nothing_is_there_that_was_not_fetched(
     assert launcher.ended
 
 
+def test_the_launcher_ends_as_soon_as_the_last_file_is_fetched(launcher: Machine) -> None:
+    """A fetch may come and go between two looks, and be no use that keeps it."""
+    job = launcher.run_job("exit 0")
+    end_workers(launcher)
+    launcher.turn(20 + LIMIT, WORKERS)
+    assert (list(launcher.report.holds), launcher.ended) == (["7"], False)
+    (job / "fetched").write_text("all 1\n")
+    launcher.turn(30 + LIMIT, WORKERS)
+    assert (list(launcher.report.holds), launcher.ended) == ([], True)
+
+
 def test_a_worker_that_is_lost_keeps_the_launcher(launcher: Machine) -> None:
     """It may be there, with files, and is reached through the launcher alone."""
     launcher.idle("", "")
@@ -668,6 +679,31 @@ def test_a_stop_after_the_workers_have_ended_stops_what_is_left(call: Call, old:
     gone = call("down", "--yes", "--json")
     assert gone.code == 0, gone.err
     assert gone.document["dollars"] == pytest.approx((10 + 4 + 4) * 1.25, rel=0.02)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_copies_on_a_launcher_that_cannot_be_asked_count(
+    call: Call, old: Staged, tmp_path: Path, stopped: bool
+) -> None:
+    """It may have the only ones of workers that have ended: as little as theirs may they go."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "train.py").touch()
+    job = old.job(tmp_path / "tree")
+    old.store.save_job(replace(job, created=2.0))
+    if stopped:
+        assert call("stop", "--yes").code == 0
+        [line] = call("status", "--json").document["warnings"]
+        assert "cannot check the outputs of job 7: its machines are stopped" in line
+        assert "`clusterctl start lab`" in line
+    else:
+        closed = {"address": "127.0.0.1", "ssh_port": 1, "job_port": 1}
+        nodes = tuple(replace(node, **closed) for node in old.where.nodes)  # type: ignore[arg-type]
+        old.store.save(replace(old.store.read_cluster("lab"), nodes=nodes))
+    said = call("down", "--yes")
+    assert said.code == 2, said
+    assert "cannot check the outputs of job 7; keeping cluster lab" in said.err
+    assert old.store.list_names()
+    assert call("down", "--yes", "--discard").code == 0
 
 
 def test_who_extends_pays_for_what_is_left(call: Call, old: Staged) -> None:
