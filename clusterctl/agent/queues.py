@@ -84,6 +84,8 @@ class SlurmQueue:
     HAND_IN = ("sbatch", "--parsable")
     END = "scancel"
     NUMBER = "SLURM_JOB_ID"
+    NAMES = "-J|--job-name"
+    """The options with a job's name, as a pattern."""
     DOWN = "connect failure"
     """What it says, as a pattern, when it could not even be asked."""
     LIVES = scripts.SLURM_LIVES
@@ -165,6 +167,7 @@ class GridQueue:
     HAND_IN = ("qsub", "-terse")
     END = "qdel"
     NUMBER = "JOB_ID"
+    NAMES = "-N"
     DOWN = "Connection refused|got (select|send) error"
     """What it says, as a pattern, when it could not even be asked."""
 
@@ -389,7 +392,7 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
         variables = scripts.choose_environment(job, own, in_place)
         if not in_place:
             lines = scripts.read_directives(where, words)
-            scripts.make_output_folders(where, lines)
+            scripts.make_output_folders(where, words, lines, batch.NAMES)
             words = [*batch.stay_in_copy(" ".join([*words, *lines])), *words]
     until = time.monotonic() + patience
     while True:
@@ -414,6 +417,8 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
             "the queue gave no number for the job: " + " ".join((said.out + said.err).split())
         )
     processes.write("native", native + "\n")
+    if own and not in_place:
+        scripts.make_output_folders(where, words, lines, batch.NAMES, native.partition(";")[0])
     obstacle = batch.find_obstacle(native)
     if obstacle:
         processes.write(OBSTACLE, obstacle)

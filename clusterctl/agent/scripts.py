@@ -5,6 +5,7 @@ write is found where the queue puts it.
 
 import contextlib
 import glob
+import itertools
 import json
 import os
 import pwd
@@ -12,7 +13,7 @@ import re
 import shlex
 import subprocess
 import time
-from typing import Any, Dict, List, Match, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from . import messages, processes
 
@@ -64,17 +65,44 @@ def read_directives(folder: str, words: Sequence[str]) -> List[str]:
     return found
 
 
-def make_output_folders(folder: str, lines: Sequence[str]) -> None:
+def make_output_folders(folder: str, words: Sequence[str], lines: Sequence[str], names: str,
+                        native: str = "") -> None:  # fmt: skip
     """In a copy of the tree, which has no empty folders, and none that git ignores: those that a
-    script's own output is to go to, as its lines for the queue say."""
+    script's own output is to go to, as its lines for the queue and the options before it say.
+    `names`: the options with a job's name, as a pattern; `native`: its number, once it is known."""
     folder = os.path.normpath(folder)
-    for line in lines:
-        for path in re.findall(r"\s(?:-[oe]|--output|--error)[ =]*(\S+)", line):
-            place = os.path.normpath(os.path.join(folder, os.path.dirname(path)))
-            if f"{place}/".startswith(f"{folder}/") and not re.search(
-                r"[%$\"'\\]", place[len(folder) :]
-            ):
-                os.makedirs(place, exist_ok=True)
+    ahead = list(itertools.takewhile(lambda w: not os.path.isfile(os.path.join(folder, w)), words))
+    text = "\0".join(["", *(word for line in lines for word in _split(line)), *ahead])
+    called = re.findall(rf"\0(?:{names})[\0=]*([^\0]+)", text)
+    script = os.path.basename("".join(words[len(ahead) : len(ahead) + 1]))
+    user = pwd.getpwuid(os.getuid()).pw_name
+    known = {"%": "%", "x": [script, *called][-1], "u": user}
+    known.update(dict.fromkeys("jJA", native) if native else {})
+    given = {"$JOB_NAME": known["x"], "$USER": user, **({"$JOB_ID": native} if native else {})}
+    for path in re.findall(r"\0(?:-[oe]|--output|--error)[\0=]*([^\0]+)", text):
+        path = _fill(path, known)
+        for word, value in given.items():
+            path = path.replace(word, value)
+        place = os.path.normpath(os.path.join(folder, os.path.dirname(path)))
+        inside = place[len(folder) :] if f"{place}/".startswith(folder + "/") else "%"
+        if not re.search(r"[%$\\]", inside):
+            os.makedirs(place, exist_ok=True)
+
+
+def _split(line: str) -> List[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # a quote that is left open
+        return line.split()
+
+
+def _fill(path: str, words: Dict[str, str]) -> str:
+    """With those of Slurm's words that are known."""
+    return re.sub(
+        "%([0-9]*)([{}])".format("".join(words)),
+        lambda found: words[found[2]].zfill(int(found[1] or 0)),
+        path,
+    )
 
 
 def read_login(folder: str, shell: str) -> Dict[str, str]:
@@ -282,11 +310,7 @@ def _fill_in(path: str, values: Dict[str, str], node: str) -> str:
         "u": values.get("UserId", "").partition("(")[0],
         "x": values.get("JobName", ""),
     }
-
-    def fill(found: Match[str]) -> str:
-        return words[found[2]].zfill(int(found[1] or 0))
-
-    return re.sub("%([0-9]*)([%NntsjJAaux])", fill, path)
+    return _fill(path, words)
 
 
 def explain_slurm(line: str) -> str:
@@ -294,10 +318,13 @@ def explain_slurm(line: str) -> str:
     values: Dict[str, str] = dict(_FIELD.findall(line))
     if values.get("ExitCode") != NO_OUTPUT:
         return values.get("Reason", "")
-    path = values.get("StdOut", "")
-    folder = os.path.dirname(path)
-    lacks = "" if os.path.isdir(folder) else f": there is no folder {folder}"
-    return f"its output file {path} could not be created{lacks}"
+    node = values.get("BatchHost", "")
+    paths = [_fill_in(values.get(key, ""), values, node) for key in ("StdOut", "StdErr")]
+    for path in paths:
+        folder = os.path.dirname(path)
+        if folder and not os.path.isdir(folder):
+            return f"its output file {path} could not be created: there is no folder {folder}"
+    return f"its output file {paths[0]} could not be created"
 
 
 def explain_grid(text: str) -> str:

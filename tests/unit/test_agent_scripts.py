@@ -85,6 +85,8 @@ def test_an_output_file_that_cannot_be_made_is_no_exit_code(tmp_path: Path) -> N
     scripts.learn(str(tmp_path), scripts.read_slurm_tasks(line))
     assert not scripts.note_end(str(tmp_path))
     assert f"no folder {path.parent}" in queues.SYSTEMS["slurm"].read_end(line)
+    line = line.replace(f"StdOut={path}", f"StdOut={tmp_path}/x")
+    assert f"file {path} could not be created: there is no" in scripts.explain_slurm(line)
 
 
 def test_grid_engine_says_why_a_job_is_in_error() -> None:
@@ -115,18 +117,32 @@ def test_a_copy_of_the_tree_has_the_folders_for_output(tmp_path: Path) -> None:
     lines = [
         "#SBATCH -o logs/%j.out --error=deep/er/%x",
         "#$ -o grid/",
+        "#SBATCH -J named -o %x/%j.out -e 'two words/err %x.txt' # -o no/x",
+        "#SBATCH -e numbers/%4A/%a.out",
+        "#SBATCH -o %N/x -o more/$JOB_ID/x",
         "#SBATCH -e ../x/y",
         "#SBATCH -o ../work2/y",
     ]
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "job.sh").write_text("\n".join(["#!/bin/sh", *lines, "true"]))
-    read = scripts.read_directives(f"{tmp_path}/work/.", ("--nodes=2", "job.sh", "arg"))
-    scripts.make_output_folders(f"{tmp_path}/work/.", read)
+    words = ("--nodes=2", "-o", "typed/x", "job.sh", "-o", "args/x")
+    read = scripts.read_directives(f"{tmp_path}/work/.", words)
+    names = queues.SlurmQueue.NAMES
+    scripts.make_output_folders(f"{tmp_path}/work/.", words, read, names)
+    assert not (tmp_path / "work" / "numbers").exists()
+    scripts.make_output_folders(f"{tmp_path}/work/.", words, read, names, "7")
+    assert (tmp_path / "work" / "numbers" / "0007").is_dir()
+    assert (tmp_path / "work" / "more" / "7").is_dir()
     assert {path.name for path in (tmp_path / "work").iterdir()} == {
         "job.sh",
         "logs",
         "deep",
         "grid",
+        "named",
+        "two words",
+        "typed",
+        "numbers",
+        "more",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["work"]
 
