@@ -105,6 +105,8 @@ def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
         look = "check the nodes with `clusterctl status --live`"
         if job.hangs and job.hangs[-1].attempt == job.attempt:
             look = f"`clusterctl doctor {job.id}` shows where its ranks stood"
+        elif "there is no folder" in job.reason:
+            look = "make that folder (mkdir -p), or name one that is there"
         what = f"failed: {job.reason}"
         hint = f"{look}; {again}"
         if -1 in job.survivors.values():

@@ -42,6 +42,7 @@ from clusterctl.core.variables import SBATCH, write_unset
 from clusterctl.errors import UsageError
 from clusterctl.launch import hostfile, launcher
 from clusterctl.launch.compiling import plan_compilation
+from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.verbs import find_limit
 
 ANSWER_MARGIN = 15
@@ -239,7 +240,7 @@ class QueueSystem(BatchSystem):
         return replace(spec, grace=grace, notice=math.ceil(grace) or LEAD - ANSWER_MARGIN)
 
     def take_script(self, spec: JobSpec, cluster: Cluster, path: Path | None = None) -> None:
-        if spec.program.directives not in ("", self.prefix):
+        if self.prefix not in (spec.program.directives or self.prefix).split(" or "):
             super().take_script(spec, cluster, path)
         for line in path.read_text(errors="replace").splitlines() if path else ():
             if line.startswith(self.prefix):
@@ -255,6 +256,7 @@ class QueueSystem(BatchSystem):
             "--retries": spec.retries,
             "--resume-args": spec.resume_args,
             "--setup": spec.setup,
+            "--ranks": self.slots and not spec.once and spec.ranks,
             "--python": spec.python,
             **dict.fromkeys(spec.particular, True),
         }
@@ -264,8 +266,14 @@ class QueueSystem(BatchSystem):
             raise UsageError(
                 f"{wrong[0]} means nothing to {spec.program.target}, a batch script, which goes to"
                 " the queue as it is",
-                hint=f"leave out {wrong[0]}, or run the program that the script starts",
+                hint=(wrong[0] == "--ranks" and self.slots)
+                or f"leave out {wrong[0]}, or run the program that the script starts",
             )
+
+    @property
+    def slots(self) -> str:
+        """How to ask for slots, where those are allocated, not nodes."""
+        return BATCH_SYSTEMS[self.system].slots
 
     @abstractmethod
     def list_options(self, spec: JobSpec) -> list[str]:

@@ -25,6 +25,7 @@ from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.text import count
 from clusterctl.errors import UsageError
 
+TIMES = ("h_rt", "s_rt", "h_cpu", "s_cpu")
 MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
 
 
@@ -55,6 +56,10 @@ def _check_resources(text: str) -> str:
         name, _, value = item.partition("=")
         if not (name and value):
             raise UsageError(f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive=TRUE")
+        if name in TIMES and not re.fullmatch(r"\d+|\d*:\d*:\d*|INFINITY", value, re.A | re.I):
+            raise UsageError(
+                f"-l {item}: {value!r} is not a time", hint=f"-l {name}=12:00:00, or seconds"
+            )
     return check_value("-l", text)
 
 

@@ -57,6 +57,7 @@ HOPELESS = re.compile(
 """Reasons for which a job waits that no free node will end.
 https://slurm.schedmd.com/job_reason_codes.html"""
 CLOSED = re.compile("Partition(Down|Inactive)")
+TOO_MANY = re.compile("PartitionNodeLimit")
 HELD = re.compile("JobHeld(Admin|User)|JobHoldMaxRequeue")
 
 GONE: dict[str, JobState] = {
@@ -247,6 +248,11 @@ class Slurm(QueueSystem):
             reason += f" ({queue.HOPELESS})"
         elif CLOSED.fullmatch(reason):
             reason += " (closed by the site: `scontrol show partition` shows what is open)"
+        elif TOO_MANY.fullmatch(reason):
+            reason += (
+                " (more nodes than its partition has up or allows: if it never has that many,"
+                " waiting does not help; `scontrol show partition` shows them)"
+            )
         elif HELD.fullmatch(reason):
             reason += " (held: `scontrol release` on the login node releases it)"
         return QUEUE.get(state, JobState.RUNNING), reason

@@ -63,7 +63,7 @@ class Program:
     """What the first line of a script names to run it, where not every node has that: a path, or a
     command. Of a command with an absolute path, that path."""
     directives: str = ""
-    """What those of a batch script begin with: `#SBATCH`, `#$`; "": it has none."""
+    """What those of a batch script begin with: `#SBATCH`, `#$`, `#$ or #SBATCH`; "": none."""
     local_rank: str = ""
     """`--local_rank`: the option by which a Python program gets its number on the node, first."""
 

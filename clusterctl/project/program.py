@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import shlex
@@ -87,6 +88,8 @@ def resolve_program(
     working = _choose_folder(tree, location.parent)
     target = os.path.relpath(location, tree.root / working)
     directives, source = _find_directives(path), ""
+    if directives:
+        _check_interpreter(path)
     kind = ProgramKind.BATCH if directives else _find_kind(path)
     if kind is ProgramKind.SOURCE:
         source, target = target, f"./{Path(target).with_suffix('')}"
@@ -291,8 +294,8 @@ def _find_kind(path: Path) -> ProgramKind:
         return ProgramKind.PYTHON
     if path.suffix in LANGUAGES:
         return ProgramKind.SOURCE
+    _check_interpreter(path)
     if os.access(path, os.X_OK):
-        _check_interpreter(path)
         return ProgramKind.BINARY
     raise UsageError(
         f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
@@ -302,14 +305,21 @@ def _find_kind(path: Path) -> ProgramKind:
 
 
 def _check_interpreter(path: Path) -> None:
-    """Raises UsageError for a script whose first line, with the line ending of Windows, names an
-    interpreter that no node has: they would say that the script itself is missing."""
+    """Raises UsageError for a script whose first line, as some editors of Windows save it, names an
+    interpreter that no node has, or none: they would say that the script itself is missing, and a
+    queue would refuse it."""
     with path.open("rb") as file:
         first = file.readline(256)
-    if first.startswith(b"#!") and first.endswith(b"\r\n"):
+    marked, name = first.startswith(codecs.BOM_UTF8), shlex.quote(str(path))
+    if marked and first[len(codecs.BOM_UTF8) :].startswith(b"#"):
+        raise UsageError(
+            f"{path} begins with a byte order mark (BOM), so its first line is not understood",
+            hint=f"sed -i '1s/^\\xEF\\xBB\\xBF//' {name} (or save it as UTF-8 without BOM)",
+        )
+    if first.startswith(b"#") and first.endswith(b"\r\n"):
         raise UsageError(
             f"{path} has Windows line endings, so nodes do not find its interpreter",
-            hint=f"sed -i 's/\\r$//' {shlex.quote(str(path))} (or dos2unix)",
+            hint=f"sed -i 's/\\r$//' {name} (or dos2unix)",
         )
 
 
@@ -317,14 +327,15 @@ _DIRECTIVE = re.compile(rb"#(SBATCH|PBS|\$ -)")
 
 
 def _find_directives(path: Path) -> str:
-    """What those of a batch script begin with; "" for other files."""
+    """What those of a batch script begin with, `#SBATCH or #$` for both; "" for other files."""
+    kinds: dict[str, None] = {}
     with path.open("rb") as file:
         for line in file.read(HEAD).splitlines():
             if line.strip() and not line.startswith(b"#"):
-                return ""  # directives come before the first command
+                break  # directives come before the first command
             if found := _DIRECTIVE.match(line):
-                return found[0].split()[0].decode()
-    return ""
+                kinds[found[0].split()[0].decode()] = None
+    return " or ".join(kinds)
 
 
 def find_batch_script(resolved: Resolved) -> Resolved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,23 @@ def test_lines_of_other_launchers_on_slurm(
     said = call("run", "--emit", "sbatch", *line.split())
     assert said.code == (0 if lines else 2)
     assert [word for word in lines if f"#SBATCH {word}\n" not in said.out] == []
+
+
+@rows("system, line, code, says", "batch.a_script_of_ones_own")
+def test_a_script_of_ones_own(
+    system: str,
+    line: str,
+    code: int,
+    says: str,
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.sh").write_text("#!/bin/sh\n#SBATCH -n 1\n#$ -cwd\ntrue\n")
+    open_store().save(site(system))
+    said = call("run", "--dry-run", *line.split())
+    assert (said.code, fnmatch(said.out + said.err, f"*{says}*")) == (code, True), said
 
 
 @pytest.mark.parametrize(("system", "other"), [("slurm", "qsub"), ("sge", "sbatch")])

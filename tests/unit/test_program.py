@@ -232,6 +232,7 @@ def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
         ("#!/bin/bash\n#SBATCH --nodes=2\nsrun ./solver\n", "#SBATCH"),
         ("#!/bin/sh\n# mine\n\n#SBATCH -N 2\nsrun ./solver\n", "#SBATCH"),
         ("#!/bin/sh\n#$ -pe mpi 4\nmpirun ./solver\n", "#$"),
+        ("#!/bin/sh\n#$ -cwd\n#SBATCH -n 2\n#$ -pe mpi 4\nls\n", "#$ or #SBATCH"),
         ("#!/bin/sh\n#PBS -l nodes=2\nmpirun ./solver\n", "#PBS"),
     ],
 )
@@ -240,6 +241,20 @@ def test_a_batch_script_is_for_its_queue(text: str, directives: str, here: Path)
     program = resolve_program("tool", ("a",)).program
     assert (program.kind, program.directives) == (ProgramKind.BATCH, directives)
     assert (program.target, program.args) == ("tool", ("a",))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("\ufeff#!/bin/sh\n#SBATCH -n 1\n", "byte order mark"),
+        ("#!/bin/sh\r\n#SBATCH -n 1\r\n", "Windows line endings"),
+    ],
+)
+def test_a_batch_script_of_an_editor_of_windows(text: str, why: str, here: Path) -> None:
+    (here / "job.sh").write_text(text, newline="")
+    with pytest.raises(UsageError, match=why) as caught:
+        resolve_program("job.sh", ())
+    assert caught.value.hint.startswith("sed -i")
 
 
 @pytest.mark.parametrize(
