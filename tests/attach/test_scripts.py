@@ -85,11 +85,17 @@ def test_what_would_count_for_nothing_is_refused(cli: Cli, site: Site) -> None:
     assert "PBS" in cli("run", "pbs.sh", code=2).err
     (cli.folder / "plain.py").touch()
     assert "batch script" in cli("run", "--in-place", "plain.py", code=2).err
-    plan = cli.json(
-        "run", "--dry-run", "--in-place", "--nodes", "2", "--array", "1-9%2", "job.sh", "x"
-    )
-    assert plan["command"][-4:] == ["--nodes=2", "--array=1-9%2", "job.sh", "x"]
-    assert "batch script already" in cli("run", "--emit", "sbatch", "job.sh", code=2).err
+    given, passed = {
+        "slurm": (["--nodes", "2", "--array", "1-9%2"], ["--nodes=2", "--array=1-9%2"]),
+        "sge": (
+            ["-pe", "mpi", "2", "--array", "1-9%2"],
+            ["-pe", "mpi", "2", "-t", "1-9", "-tc", "2"],
+        ),
+    }[site.system]
+    plan = cli.json("run", "--dry-run", "--in-place", *given, "job.sh", "x")
+    assert plan["command"][-len(passed) - 2 :] == [*passed, "job.sh", "x"]
+    emit = {"slurm": "sbatch", "sge": "qsub"}[site.system]
+    assert "batch script already" in cli("run", "--emit", emit, "job.sh", code=2).err
 
 
 def test_what_hides_the_number_of_a_job_is_refused(cli: Cli, site: Site) -> None:
