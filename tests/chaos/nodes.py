@@ -80,7 +80,7 @@ def attack_restart(site: Site) -> None:
     store = Store(Home(site.cli.home))
     where = store.read_cluster("lab"), store.locate_folder("lab")
     load_provider("local").create(*where, lambda text: None)
-    running.until("from", times=4, seconds=90)
+    running.until("] from ", times=4, seconds=90)
     if not site.cli.job(1)["reason"].startswith(f"{node} restarted"):
         site.misses.append(f"{node} restarted: {site.cli.job(1)}")
     kill_node(site.cli, "launcher", "lab")
