@@ -196,7 +196,7 @@ class Cluster:
             needs = needs or "none"
         else:
             given.values["command"] = (str(program), *map(str, args))
-            resolved = actions_run.resolve_run(given)
+            resolved = actions_run.resolve_run(given, cluster=cluster)
         given.values["env"] = (*given.variables, *(f"{name}={env[name]}" for name in env))
         wanted, secrets = actions_run.make_spec(given, resolved.program)
         node_loss.check_node_loss(wanted.on_node_loss, cluster)

@@ -248,14 +248,16 @@ class Prepared:
         return load_system(self.cluster.system).preview(self.job, self.cluster, self.plan)
 
 
-def resolve_run(given: Run, stdin: Stdin | None = None) -> Resolved:
+def resolve_run(given: Run, stdin: Stdin | None = None, cluster: Cluster | None = None) -> Resolved:
     """SCRIPT and ARGS, a module and ARGS, or `--` and a command, as a program with the tree that it
-    comes in, less the files of secrets, which travel another way. `stdin`: what rank 0 reads."""
+    comes in, less the files of secrets, which travel another way. `stdin`: what rank 0 reads;
+    `cluster`: where it will run, if that is known."""
     words, module, sources = [*given.command], given.python_module or None, given.source
     if module is not None and translate(("python", "-m", module, *words)).launcher:
         words, module = ["python", "-m", module, *words], None
     where: Any = {"chosen": given.stage, "limit": given.max_stage}
     made: Any = {**where, "sources": sources, "made_there": bool(given.setup)}
+    made["cluster"] = cluster
     if module is not None:
         if sources:
             raise UsageError(
@@ -270,13 +272,20 @@ def resolve_run(given: Run, stdin: Stdin | None = None) -> Resolved:
         found = programs.resolve_command(words[1:], **made)
     else:
         found = programs.resolve_program(words[0], tuple(words[1:]), **made)
-    found = replace(found, tree=project_tree.include(found.tree, given.include, given.max_stage))
+    if not _stays(found.program, cluster):
+        more = project_tree.include(found.tree, given.include, given.max_stage)
+        found = replace(found, tree=more)
     secret = {path.resolve() for path in given.env_file}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
     tree = replace(found.tree, files=files, stdin=stdin)
     findings = project_tree.check_tree(found.program, tree, secret)
     settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
     return replace(found, tree=tree, findings=findings, settings=settings, parts=given.parts)
+
+
+def _stays(program: Program, cluster: Cluster | None) -> bool:
+    """Whether it is a batch script that starts where the user stands: nothing is copied for it."""
+    return program.kind is ProgramKind.BATCH and cluster is not None and cluster.launcher.here
 
 
 def make_spec(given: Run, program: Program) -> tuple[JobSpec, dict[str, str]]:
@@ -338,9 +347,6 @@ def prepare(
     requirements: str = "",
 ) -> Prepared:
     """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
-    system = load_system(cluster.system)
-    if not system.places_ranks:
-        resolved = programs.find_batch_script(resolved)
     if resolved.program.kind is ProgramKind.BATCH:
         return _prepare_script(cluster, spec, resolved, number=number)
     if spec.in_place:
@@ -433,8 +439,8 @@ def prepare(
 def _prepare_script(
     cluster: Cluster, spec: JobSpec, resolved: Resolved, *, number: int
 ) -> Prepared:
-    """A batch script of the user's own, as it is: in its folder, where that is the login node's,
-    else in a copy of its tree."""
+    """A batch script of the user's own, as it is: in the current folder, where that is the login
+    node's, else in a copy of its tree."""
     spec = replace(spec, program=resolved.program, env={**resolved.asked.env, **spec.env})
     path = resolved.tree.root / resolved.program.folder / resolved.program.target
     system = load_system(cluster.system)
@@ -443,9 +449,8 @@ def _prepare_script(
     if spec.array:  # its tasks are the queue's
         spec = replace(spec, array="", native={**spec.native, "array": spec.array})
     tree = resolved.tree
-    if cluster.launcher.here:
-        spec = replace(spec, in_place=str(tree.root / resolved.program.folder))
-        tree = replace(tree, files=())
+    if _stays(spec.program, cluster):
+        spec = replace(spec, in_place=str(tree.root))
     elif spec.in_place:
         raise UsageError(
             f"--in-place works only on the login node: the folder of {resolved.program.target} is"

@@ -191,7 +191,7 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
     place = f"the provider of cluster {cluster.name!r} is {cluster.spec.provider}"
     given = given.apply_limits({cluster.system, running.launcher}, console.note, place)
     running = given.pick_options(Run)
-    resolved = actions_run.resolve_run(running, read_input(running))
+    resolved = actions_run.resolve_run(running, read_input(running), cluster)
     spec, secrets = actions_run.make_spec(running, resolved.program)
     curve = bench.measure_scaling(
         *(store, cluster, console.report),

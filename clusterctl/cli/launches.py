@@ -35,17 +35,17 @@ def launch(given: Launch, console: Console) -> None:
     for option, wanted in (("--keep", given.keep), ("--sync", running.sync)):
         if given.detach and wanted:
             raise UsageError(f"{option} cannot be combined with --detach", hint=kinds.ONE_OF_TWO)
-    # Mistakes about the program are found before anything is created.
-    resolved = actions_run.resolve_run(running)
-    stdin = None if given.dry_run else cli_run.read_input(running)
-    actions_run.check_packages(resolved, running.requirements)
     store = common.open_store()
     # A name in the environment or in settings is that of a cluster to be used, not of a new one.
     typed = given.cluster if "cluster" in given.typed else None
     there = store.find(typed) if typed else None
     if there and there.attached:
-        _run_there(store, there.name, given, console, stdin)
+        _run_there(store, there.name, given, console)
         return
+    # Mistakes about the program are found before anything is created.
+    resolved = actions_run.resolve_run(running)
+    stdin = None if given.dry_run else cli_run.read_input(running)
+    actions_run.check_packages(resolved, running.requirements)
     _check(running, given.detach)
     name = typed or _choose_name(store.list_names(), resolved.program.target)
     if name in store.list_names():
@@ -104,9 +104,7 @@ def _check(running: Run, detach: bool) -> None:
     running.apply_limits(circumstances, lambda note: None, "a new cluster has no batch system")
 
 
-def _run_there(
-    store: Store, name: str, given: Launch, console: Console, stdin: Stdin | None
-) -> None:
+def _run_there(store: Store, name: str, given: Launch, console: Console) -> None:
     """The program on machines of the user's own, where nothing is created and nothing removed."""
     of_up = [option for option in Launch.of_up if option.key in given.typed]
     if of_up:
@@ -117,7 +115,7 @@ def _run_there(
     before = {job.id for job in store.list_jobs()}
     here = {"detach": given.detach, "dry_run": given.dry_run, "yes": given.yes}
     running = given.pick_options(Run, cluster=name, **here)
-    code = _run(running, console, stdin)
+    code = _run(running, console, None)
     if given.detach or given.dry_run:
         return
     made = [job.id for job in store.list_jobs() if job.cluster == name and job.id not in before]

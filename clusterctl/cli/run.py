@@ -158,7 +158,7 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
     if given.interactive and not given.command:
         given = Run({**given.values, "command": ("--", SHELL)}, given.typed, given.settings)
     resolved = actions_run.resolve_run(
-        given, stdin or (None if given.interactive else read_input(given))
+        given, stdin or (None if given.interactive else read_input(given)), chosen
     )
     spec, secrets = actions_run.make_spec(given, resolved.program)
     if given.once:

@@ -148,7 +148,7 @@ class JobSpec:
     setup: str = ""
     """Lines of shell that complete its packages, once per node and tree."""
     in_place: str = ""
-    """The folder of the login node in which a batch script of the user's own lies, and starts; "":
+    """The folder of the login node in which a batch script of the user's own starts; "":
     in the job's copy of the tree."""
     import_paths: tuple[str, ...] = ()
     """Folders of the staged tree with packages of the project itself."""

@@ -60,10 +60,12 @@ def resolve_program(
     sources: Sequence[Path] = (),
     limit: int = 0,
     made_there: bool = False,
+    cluster: Cluster | None = None,
 ) -> Resolved:
     """SCRIPT is a path, a module, a command of the project, or the name of a bundled workload; a
     file here wins over others. `python …` and `bash …` are understood. `sources` are compiled with
-    it. `made_there`: --setup may make a file that is not here."""
+    it. `made_there`: --setup may make a file that is not here. `cluster`: the one that it is for; a
+    batch script starts in the current folder, as the queue's own command starts it."""
     if made_there and "/" in script and not Path(script).exists():
         return resolve_command((script, *args), chosen=chosen, limit=limit, made_there=True)
     starts = bool(args) and script in (*PYTHONS, *SHELLS)
@@ -81,16 +83,26 @@ def resolve_program(
     path, bundled = _find(script)
     if bundled and chosen is None:
         chosen = path.parent
-    tree = project_tree.find_tree(path.absolute().parent, script=path, chosen=chosen, limit=limit)
+    directives, source = _find_directives(path), ""
+    if directives:
+        _check_interpreter(path)
+    kind = ProgramKind.BATCH if directives else _find_kind(path)
+    if kind is ProgramKind.BINARY and _is_queued(cluster) and _starts_ranks(path):
+        kind = ProgramKind.BATCH
+    start = path.absolute().parent
+    if kind is ProgramKind.BATCH:
+        if cluster is not None and _is_queued(cluster) and cluster.launcher.here:
+            target = f"./{script}" if script.startswith("-") else script
+            program = Program(kind=kind, target=target, args=args, directives=directives)
+            return Resolved(program, project_tree.make_empty(Path.cwd()), notes=notes)
+        if path.resolve().is_relative_to(Path.cwd()) and project_tree.may_stage(Path.cwd()):
+            start = Path.cwd()
+    tree = project_tree.find_tree(start, script=path, chosen=chosen, limit=limit)
     location = path.resolve()
     if not location.is_relative_to(tree.root):
         raise project_tree.make_outside_error(script, tree.root, "the script")
     working = _choose_folder(tree, location.parent)
     target = os.path.relpath(location, tree.root / working)
-    directives, source = _find_directives(path), ""
-    if directives:
-        _check_interpreter(path)
-    kind = ProgramKind.BATCH if directives else _find_kind(path)
     if kind is ProgramKind.SOURCE:
         source, target = target, f"./{Path(target).with_suffix('')}"
     elif sources:
@@ -212,6 +224,7 @@ def resolve_command(
     sources: Sequence[Path] = (),
     limit: int = 0,
     made_there: bool = False,
+    cluster: Cluster | None = None,
 ) -> Resolved:
     """`-- COMMAND ARGS`: a program of the nodes, beside the files of the current folder. A script
     of the tree, a bundled program and what Python is to run are what they are without `--`."""
@@ -226,7 +239,9 @@ def resolve_command(
             return resolve_program(rest[0], rest[1:], chosen=chosen, sources=sources, limit=limit)
     ours = Path(word).absolute().is_relative_to(chosen or Path.cwd()) and Path(word).is_file()
     if ours or project_tree.find_bundled(word):
-        return resolve_program(word, rest, chosen=chosen, sources=sources, limit=limit)
+        return resolve_program(
+            word, rest, chosen=chosen, sources=sources, limit=limit, cluster=cluster
+        )
     if sources:
         raise _make_not_compiled_error(word)
     here = Path.cwd()
@@ -246,7 +261,7 @@ def resolve_command(
         interpreter=word if os.path.isabs(word) else "",
         folder=_choose_folder(tree, here) if tree else ".",
     )
-    return Resolved(program, tree or project_tree.Tree(here, (), 0, by_git=False))
+    return Resolved(program, tree or project_tree.make_empty(here))
 
 
 def _make_not_compiled_error(script: str) -> UsageError:
@@ -338,17 +353,16 @@ def _find_directives(path: Path) -> str:
     return " or ".join(kinds)
 
 
-def find_batch_script(resolved: Resolved) -> Resolved:
-    """For a cluster with a batch system: a script that starts ranks itself is one for it, too."""
-    program = resolved.program
-    if program.kind is not ProgramKind.BINARY:
-        return resolved
-    path = resolved.tree.root / program.folder / program.target
+def _is_queued(cluster: Cluster | None) -> bool:
+    return cluster is not None and cluster.system in BATCH_SYSTEMS
+
+
+def _starts_ranks(path: Path) -> bool:
+    """Whether it is a script that starts ranks itself: one for a queue, where there is one."""
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
         text = file.read(HEAD)
-        if text.startswith("#!") and find_launcher(text) in ("srun", "mpirun", "mpiexec"):
-            return replace(resolved, program=replace(program, kind=ProgramKind.BATCH))
-    return resolved
+        return text.startswith("#!") and find_launcher(text) in ("srun", "mpirun", "mpiexec")
+    return False
 
 
 def _locate_source(source: Path, tree: project_tree.Tree, working: str) -> str:

@@ -236,6 +236,11 @@ class Tree:
         return f"{files}, {format_bytes(self.size)} from {self.root} ({how})"
 
 
+def make_empty(root: Path) -> Tree:
+    """Of what is not copied."""
+    return Tree(root, (), 0, by_git=False)
+
+
 def list_bundled_files() -> list[Path]:
     """The programs that travel with clusterctl, and what lies beside them."""
     root = assets.find_folder("workloads")

@@ -17,17 +17,18 @@ HEAD = {"slurm": "#SBATCH", "sge": "#$"}
 def write(cli: Cli, site: Site, name: str, lines: dict[str, list[str]], body: str) -> Path:
     head = [f"{HEAD[site.system]} {line}" for line in lines[site.system]]
     path = cli.folder / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(["#!/bin/bash", *head, body, ""]))
     return path
 
 
-def test_a_script_runs_in_its_folder_with_its_arguments(cli: Cli, site: Site) -> None:
+def test_a_script_runs_in_the_current_folder_with_its_arguments(cli: Cli, site: Site) -> None:
     """Its own output file is what is followed; nothing in its folder is touched."""
     lines = {"slurm": ["--nodes=2", "--output=%x-%j-%N.txt"], "sge": ["-cwd", "-pe mpi 2", "-j y"]}
-    write(cli, site, "job.sh", lines, 'echo "given: $* $MINE"; pwd; echo made >here; exit 7')
+    write(cli, site, "own/job.sh", lines, 'echo "given: $* $MINE"; pwd; echo made >here; exit 7')
     before = sorted(path.name for path in cli.folder.iterdir())
     more = {"slurm": ("--sbatch-arg", "--comment='a b'"), "sge": ("--qsub-arg", "-ac note=x")}
-    words = ("-e", "MINE=x y", "--job-name", "mine", *more[site.system], "job.sh", "a b", "c")
+    words = ("-e", "MINE=x y", "--job-name", "mine", *more[site.system], "own/job.sh", "a b", "c")
     done = cli("run", *words, code=7)
     assert done.of(0) == ["given: a b c x y", str(cli.folder.resolve())]
     assert "its files are there" in cli("fetch", str(done.job)).err

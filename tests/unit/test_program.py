@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.actions.run import make_spec, prepare, resolve_run
 from clusterctl.core.job import ProgramKind
-from clusterctl.core.model import Mpi, Python
+from clusterctl.core.model import Mpi, Python, Role
 from clusterctl.errors import LaunchError, UsageError
+from clusterctl.options.verbs import Run
 from clusterctl.project.program import (
     check_program,
     may_use_mpi,
@@ -93,6 +95,36 @@ def test_ranks_start_where_the_user_stands(
     monkeypatch.chdir("/")
     found = resolve_program(str(here / "pkg" / "train.py"), ())
     assert (found.program.folder, found.program.target) == ("pkg", "train.py")
+
+
+@pytest.mark.parametrize("body", ["#SBATCH -N 1\n", "srun hostname\n"])
+def test_a_batch_script_starts_where_the_user_stands(
+    body: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `sbatch pkg/job.sh` starts it. On the login node nothing is copied, so no size counts, and
+    neither does a home folder."""
+    script = here / "pkg" / "job.sh"
+    script.write_text(f"#!/bin/sh\n{body}")
+    script.chmod(0o755)
+    site = cluster(node("login", role=Role.LOGIN), provider="slurm")
+    elsewhere = resolve_program("pkg/job.sh", ("x",), cluster=site)
+    assert (elsewhere.program.folder, elsewhere.program.target) == (".", "pkg/job.sh")
+    assert {"pkg/job.sh", "notes.txt"} <= {*elsewhere.tree.files}
+    with (here / "pkg" / "large").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(UsageError, match="too large"):
+        resolve_program("pkg/job.sh", (), cluster=site)
+    monkeypatch.setenv("HOME", str(here))
+    login = cluster(node("login", address="", role=Role.LOGIN), provider="slurm")
+    for words in (("pkg/job.sh",), ("--", str(script))):
+        given = Run({"command": words, "include": (here / "pkg",)})
+        found = resolve_run(given, cluster=login)
+        assert (found.program.kind, found.program.target) == (ProgramKind.BATCH, words[-1])
+        spec, secrets = make_spec(given, found.program)
+        prepared = prepare(login, spec, found, secrets, number=1)
+        assert prepared.job.spec.in_place == str(here.resolve())
+        assert (prepared.tree.files, prepared.tree.describe_large_files()) == ((), "")
+        assert prepared.plan.argv == ("sbatch", "--parsable", words[-1])
 
 
 @pytest.mark.parametrize(
