@@ -389,12 +389,7 @@ def _require_all_well(
     failed = [result for result in results if not result.ok]
     if not failed:
         return
-    if any("is not known; nothing was sent" in result.error for result in failed):
-        hint = (
-            "compare the fingerprint with what the host's console or administrator says"
-            " (there: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then:"
-            " ssh-keyscan HOST >>~/.ssh/known_hosts"
-        )
+    hint = next((result.hint for result in failed if result.hint), hint)
     raise kind(f"{what}: {'; '.join(fold(failed))}", hint=hint)
 
 

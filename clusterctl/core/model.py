@@ -472,6 +472,8 @@ class NodeResult:
     """The connection was lost on the way, or could not be made: another one may do better."""
     errno: int = 0
     """Of what failed on this machine, and not on the node: a file here could not be written."""
+    hint: str = ""
+    """What to do about `error`, where another attempt would do no better."""
 
     @property
     def ok(self) -> bool:
@@ -576,7 +578,8 @@ def make_error(
     if result.exit_code is None:
         return NodeUnreachable(
             f"{doing}: {result.node}: {result.error}",
-            hint="check the nodes with `clusterctl status --live`; `up` or `attach` repairs them",
+            hint=result.hint
+            or "check the nodes with `clusterctl status --live`; `up` or `attach` repairs them",
             transient=True,
         )
     full = [line for line in result.complaints.splitlines() if "No space left" in line]

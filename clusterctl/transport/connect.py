@@ -38,9 +38,8 @@ class KnownKeysOnly(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
         """`names`: under which the host may be listed. `settings`: ssh_config's for it."""
         self._target = target
         port = target.node.ssh_port
-        self._files = [target.known_hosts]
         self.keys = core_keys.find_keys_in(
-            self._files, [core_keys.name_host(name, port) for name in names]
+            [target.known_hosts], [core_keys.name_host(name, port) for name in names]
         )
         self.ours = bool(self.keys)
         if target.use_ssh_config and not self.keys:
@@ -51,7 +50,6 @@ class KnownKeysOnly(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
                 openssh.get(settings, f"{whose}knownhostsfile") for whose in ("user", "global")
             ]
             files = [Path(name).expanduser() for name in shlex.split(" ".join(words))]
-            self._files += files
             self.keys = core_keys.find_keys_in(files, theirs)
 
     @property
@@ -62,22 +60,18 @@ class KnownKeysOnly(paramiko.RejectPolicy):  # type: ignore[misc]  # untyped
         offered = core_keys.compute_fingerprint(key.asbytes())
         same = [known for known in self.keys if known.blob == key.asbytes()]
         good = [known for known in self.keys if not known.revoked]
-        hint = ""
         if any(known.revoked for known in same):
-            what = f"its host key {offered} is marked as revoked"
-        elif same:
+            what = f"its host key {offered} is marked as revoked; nothing was sent"
+            raise self._target.make_error(what)
+        if same:
             return
-        elif good:
+        whose, expected = "host" if self._target.use_ssh_config else "node", ""
+        if good:
             alike = [known for known in good if known.kind == key.get_name()] or good
-            expected = " or ".join(core_keys.compute_fingerprint(known.blob) for known in alike)
-            what = f"its host key has changed: expected {expected}, offered {offered}"
-            hint = "someone may be between you and the node; if it was reinstalled,"
-            hint += " create or attach it again"
-        else:
-            what = f"its host key {offered} is not known"
-            files = ", ".join(map(str, self._files))
-            hint = f"it is not listed in {files}; `clusterctl up` or `attach` adds missing keys"
-        raise self._target.make_error(f"{what}; nothing was sent", hint)
+            prints = " or ".join(core_keys.compute_fingerprint(known.blob) for known in alike)
+            expected = f"expected {prints}, "
+        row = f"{whose}-key-{'changed' if good else 'missing'}"
+        raise diagnosis.explain(self._target, row, offered=offered, expected=expected)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from clusterctl.core.keys import name_host
 from clusterctl.core.model import Node, NodeResult
 from clusterctl.core.text import decode_table
 from clusterctl.errors import ClusterctlError, NodeUnreachable
@@ -58,7 +59,9 @@ def make_failed_result(error: BaseException, seconds: float) -> NodeResult:
     """What a node's command or copy came to that ended with one of FAILURES, as above."""
     why = describe_failure(error, seconds)
     here = error.errno if isinstance(error, Failure) else 0
-    return NodeResult(node="", error=why, cut=isinstance(error, ConnectionError), errno=here)
+    cut = isinstance(error, ConnectionError)
+    hint = error.hint if isinstance(error, ConnectError) and not error.transient else ""
+    return NodeResult(node="", error=why, cut=cut, errno=here, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,11 @@ def _read_sayings() -> dict[str, _Saying]:
 def explain(target: Target, failure: str, **values: object) -> ConnectError:
     """The error for that row, with these words in it."""
     row, node = _read_sayings()[failure], target.node
-    words = {"name": node.address, "port": node.ssh_port, "user": node.user, **values}
+    words = {
+        **{"name": node.address, "port": node.ssh_port, "user": node.user, "expected": ""},
+        "listed": name_host(node.address, node.ssh_port),
+        **{"known_hosts": target.known_hosts, **values},
+    }
     what, hint = row.what.format_map(words), row.hint.format_map(words)
     return target.make_error(what, hint, transient=row.transient, by_ssh=row.by_ssh)
 

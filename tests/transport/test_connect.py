@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.core.model import make_error
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.transport.ssh import SshTransport
 from tests.transport.lab import Sshd, free_port, make_node, write_key
@@ -353,6 +355,29 @@ def test_our_known_hosts_overrule_the_users(sshd: Sshd, home: Path) -> None:
         pytest.raises(NodeUnreachable, match="host key has changed"),
     ):
         transport.connect(10)
+
+
+def test_a_refused_host_key_comes_with_the_way_out(sshd: Sshd, home: Path) -> None:
+    """Also where a command of ours met it, and the job's error is made of the result."""
+    files = home / ".ssh/known_hosts", home / "ours"
+    for file in files:
+        file.write_text(f"[127.0.0.1]:{sshd.port} {write_key(home / file.name)}\n")
+
+    def refuse() -> str:
+        with closing(sshd.transport(known_hosts=files[1], use_ssh_config=True)) as transport:
+            return make_error("starting it", transport.run("true", timeout=10)).hint
+
+    way = re.search(r"ssh-keygen -R '(.*)', the same with -f (\S+), and attach", refuse())
+    assert way
+    assert way[2] == str(files[1])
+    for file in (files[1], files[0]):
+        assert "if it was reinstalled" in refuse()
+        subprocess.run(["ssh-keygen", "-R", way[1], "-f", file], check=True, capture_output=True)
+    scan = re.search(r"then: (ssh-keyscan .*)", refuse())
+    assert scan
+    subprocess.run(["sh", "-c", scan[1]], check=True, capture_output=True, timeout=20)
+    with closing(sshd.transport(known_hosts=files[1], use_ssh_config=True)) as transport:
+        assert transport.run("true", timeout=10).ok
 
 
 def test_host_key_checks_cannot_be_switched_off(sshd: Sshd, home: Path) -> None:
