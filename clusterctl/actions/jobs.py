@@ -20,7 +20,7 @@ from clusterctl.actions.common import (
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core.clock import NEVER, Deadline
-from clusterctl.core.job import Hang, Job, JobState
+from clusterctl.core.job import IN_A_TERMINAL, Hang, Job, JobState
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.errors import (
     ClusterctlError,
@@ -226,6 +226,11 @@ def _require_handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> 
     """The job; where its record says nothing of the queue's yet, as the login node knows it.
     RecordError while another clusterctl is still handing it in."""
     if not store.is_handed_in(job.id):
+        if find_job(store, job.id, None).reason == IN_A_TERMINAL:
+            raise RecordError(
+                f"job {job.id} is open in a terminal, which ends it",
+                hint="leave its shell or its program there, or press Ctrl-C while it waits",
+            )
         raise RecordError(
             f"job {job.id} is still being submitted by another clusterctl",
             hint="try again when that has finished, or stop it with Ctrl-C",

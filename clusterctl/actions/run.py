@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,15 @@ from clusterctl.actions.jobs import open_follower
 from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
-from clusterctl.core.job import Job, JobSpec, JobState, LaunchPlan, Program, ProgramKind
+from clusterctl.core.job import (
+    IN_A_TERMINAL,
+    Job,
+    JobSpec,
+    JobState,
+    LaunchPlan,
+    Program,
+    ProgramKind,
+)
 from clusterctl.core.model import Cluster, Consent, Node, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
 from clusterctl.core.variables import read_variables
@@ -495,17 +504,28 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
         project_packages.choose_packages(cluster, spec.python), spec.packages
     )
     request = launcher.Request(id=number, spec=spec, cluster=equipped, placement=placement)
-    return job, system.plan(request)
+    plan = system.plan(request)
+    if cluster.launcher.here and spec.venv.startswith("/") and not os.path.isdir(spec.venv):
+        warning = f"--venv {spec.venv} is not on this node: the job fails unless its nodes have it"
+        plan = replace(plan, warnings=(*plan.warnings, warning))
+    return job, plan
 
 
 def _make_absolute(cluster: Cluster, venv: str) -> str:
     """`--venv` as the nodes find it, wherever ranks start: from the current folder, where that is
-    the login node's, else from the home folder there."""
+    the login node's, else from the home folder there. Raises UsageError where it is not in the
+    current folder: of other folders only the nodes may know."""
     if not venv or venv.startswith(("/", "~")):
         return venv
-    if cluster.launcher.here:
-        return str(Path.cwd() / venv)
-    return f"~/{venv}"
+    if not cluster.launcher.here:
+        return f"~/{venv}"
+    path = Path.cwd() / venv
+    if not os.path.isdir(path / "bin"):
+        raise UsageError(
+            f"--venv {venv}: there is no virtual environment {path}",
+            hint=f"python -m venv {shlex.quote(venv)}, or give the path that it has on the nodes",
+        )
+    return str(path)
 
 
 def submit(
@@ -707,6 +727,7 @@ def open_terminal(at: Connected, prepared: Prepared, words: Sequence[str]) -> in
     def attend(job: Job) -> Job:
         argv, folder = plan_terminal(at.store, prepared, words)
         at.report(f"job {job.id}: waiting for nodes")
+        at.store.save_job(replace(job, reason=IN_A_TERMINAL))
         started = time.time()
         code = process.run_in_foreground(argv, cwd=folder)
         control.forget(job, at.cluster, at.pool)

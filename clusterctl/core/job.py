@@ -190,6 +190,8 @@ class JobSpec:
         return (*native, *(option for option, value in given.items() if value))
 
 
+IN_A_TERMINAL = "open in a terminal"
+"""The reason of a job of `run --interactive` that has not ended."""
 UNPLACED = "(queue)"
 """Stands for the nodes of a job that waits in the queue of a batch system."""
 

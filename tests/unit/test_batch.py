@@ -15,7 +15,7 @@ from clusterctl.actions.common import open_store
 from clusterctl.actions.run import describe_attempt, plan_job
 from clusterctl.batch import sge, slurm
 from clusterctl.batch.system import load_system
-from clusterctl.core.job import Job, JobSpec, JobState, Placement
+from clusterctl.core.job import IN_A_TERMINAL, Job, JobSpec, JobState, Placement
 from clusterctl.core.model import Cluster, Role
 from clusterctl.errors import UsageError
 from clusterctl.launch import launcher
@@ -154,9 +154,27 @@ def test_a_venv_has_one_path_wherever_ranks_start(
     login = replace(where.launcher, address="" if here else where.launcher.address)
     where = replace(where, nodes=(login,), site_info={"home": "/home/me"})
     assert where.launcher.here is here
+    if venv == ".venv" and here:
+        with pytest.raises(UsageError, match="no virtual environment"):
+            plan_job(where, spec(venv=venv, launcher="auto"), number=7)
+        (tmp_path / venv / "bin").mkdir(parents=True)
     _, plan = plan_job(where, spec(venv=venv, launcher="auto"), number=7)
+    assert ("--venv" in "".join(plan.warnings)) == (here and venv == "/opt/none")
     assert plan.programs["login"][0] == python.format(here=tmp_path)
     assert plan.path == python.format(here=tmp_path).removesuffix("/python")
+
+
+def test_a_job_that_is_open_in_a_terminal_is_not_being_submitted(call: Call) -> None:
+    where = site("slurm")
+    login = replace(where.launcher, address="")
+    store = open_store()
+    store.save(where := replace(where, nodes=(login,)))
+    placed = (Placement(node="(queue)", first=0, count=1),)
+    one = replace(job(where, spec()), reason=IN_A_TERMINAL, placement=placed)
+    store.save_job(one)
+    with store.mark_handing_in(one.id):
+        said = call("cancel", str(one.id))
+    assert (said.code, "is open in a terminal" in said.err) == (7, True), said
 
 
 def _plan(made: Job) -> dict[str, Any]:
