@@ -202,7 +202,12 @@ class IdleWatch:
         report["kept"] = {n: when for n, when in report["kept"].items() if n not in gone}
         now = self._clock()  # a time to come is of a clock that has been set back
         told = {name: when for name, when in self._told.items() if 0 <= now - when < ENDING}
-        self._told = {name: when for name, when in told.items() if name not in gone}
+        # One that was used since it was told, or was made anew, as after a pause, does not end.
+        self._told = {
+            name: when
+            for name, when in told.items()
+            if name not in gone and not 0 < (answers.get(name) or 0) < now - when
+        }
         self._write(report)
         return report
 

@@ -271,8 +271,9 @@ def build_values(
 
 
 def render_question(node: Node) -> str:
-    """A shell command for the launcher that prints what `parse` reads."""
+    """A shell command for the launcher that prints what `parse` reads, and is no use of it."""
     return (
+        ": clusterctl-idle; "
         # Those that were just requested to end are in the report half a minute later.
         f"cd '{locate_folder(node)}' 2>/dev/null && {{ cat report; sed 's/^/ended /' told; }}"
         " 2>/dev/null; echo now launcher $(date +%s)"

@@ -51,7 +51,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.root, self.proc = folder, folder / "root", folder / "proc"
-        self.behind = 0.0
+        self.behind, self.limit = 0.0, LIMIT
         self.shared = folder / "shared"
         self.shared.mkdir()
         self.restart()
@@ -96,7 +96,7 @@ class Machine:
         (self.proc / "uptime").write_text(f"{up} 1.0\n")
         roots = {worker.name: worker.root for worker in workers}
         end, shared = f"touch {self.folder}/ended", str(self.shared)
-        self.watch.look(IdleSettings(LIMIT, containers, end, roots, shared))
+        self.watch.look(IdleSettings(self.limit, containers, end, roots, shared))
         now, last = (self.root / "idle" / "seen").read_text().split()
         return int(now) - int(last)
 
@@ -182,6 +182,9 @@ def test_our_own_questions_and_container_are_no_use(machine: Machine) -> None:
     machine.turn(100)
     machine.process(70, "sh", cmd="bash -c : clusterctl-idle; sh agent.sh send; exit")
     machine.process(71, "tar", session=70)
+    question = bootstrap.render_question(node("launcher"))
+    machine.process(73, "sh", cmd=f"bash -c {question}")
+    machine.process(74, "cat", session=73)
     machine.process(80, "containerd-shim", uid=0)
     assert machine.turn(400, containers=1) == 300
     machine.process(81, "containerd-shim", uid=0)
@@ -273,6 +276,19 @@ def test_a_worker_that_takes_its_time_to_end_is_left_alone(launcher: Machine) ->
     launcher.idle("")
     launcher.turn(180 + LIMIT, WORKERS)
     assert list(launcher.report.ended) == ["worker-1"]
+
+
+def test_a_worker_that_was_made_anew_was_not_told_to_end(launcher: Machine) -> None:
+    """After a pause, say: `stop` came before the launcher saw that the old one had ended."""
+    launcher.limit = 60
+    launcher.idle()
+    launcher.find_idle()
+    launcher.restart()
+    launcher.behind = -100  # so much later
+    launcher.idle("80")
+    launcher.turn(1, WORKERS)
+    launcher.turn(61, WORKERS)
+    assert launcher.told == ["worker-1", "worker-1"]
 
 
 def test_a_worker_is_kept_whose_files_cannot_be_copied(launcher: Machine) -> None:
