@@ -170,6 +170,9 @@ LONGEST_PATH = 80
 
 _passphrases: dict[str, bytes] = {}
 """The answers to questions for passphrases, so that many hosts ask once."""
+_kept: dict[tuple[object, ...], tuple[Path, Callable[[], None]]] = {}
+"""Masters for which somebody was asked, and what ends them: they end with this process, so that a
+command asks once for each host, however often it connects."""
 
 
 class LogIn:
@@ -200,6 +203,10 @@ class LogIn:
         stays = get(settings, "controlmaster") in ("auto", "true")
         stays = stays and get(settings, "controlpersist") not in ("", "no")
         theirs = get(settings, "controlpath")
+        self._key = (asked.address, asked.ssh_port, asked.user, target.identity)
+        kept = None if self._open else _kept.get(self._key)
+        if kept and _answers(kept[0]):
+            self._open, theirs = True, str(kept[0])
         # Where the user's own ssh would leave a master behind, ours is that one.
         self._theirs = bool(theirs) and (self._open or stays)
         self._folder = Path() if self._open else _make_folder()
@@ -228,6 +235,10 @@ class LogIn:
         if self._theirs:  # its `true` ends by itself
             run_in_background(self._program.wait)
             self._clear()
+        elif self.questions:
+            _kept[self._key] = self._path, self._end
+            self._program, self._end, self._folder = None, lambda: None, Path()
+            return Master(self._path, self._known.keys)
         return Master(self._path, self._known.keys, self.abort)
 
     def _start(self, deadline: Deadline) -> process.Spawned:

@@ -370,6 +370,20 @@ def test_a_password_and_a_second_factor_are_asked_once(
     assert not masters()
 
 
+def test_a_command_that_connects_again_asks_no_more(
+    asking: Callable[..., Sshd], home: Path
+) -> None:
+    """Such as `detach`, which looks for outputs first."""
+    server = asking("PubkeyAuthentication no\nPasswordAuthentication yes\n")
+    by_name(server, home, f"  Port {server.port}\n  User root\n")
+    again = "connect().close()\n" * 3
+    with closing(on_terminal(f"{HELD}{TRY}{again}")) as terminal:
+        said = type_answers(terminal, ("root@127.0.0.1's password:", b"Hello world!\n"))
+    assert said[-3:] == ["/bin/sh hello"] * 3
+    assert server.log.count("Accepted password") == 1
+    wait_for(lambda: not masters(), 10, "the master's end")
+
+
 def test_a_wrong_password_is_asked_for_again_and_then_no_more(
     asking: Callable[..., Sshd], home: Path
 ) -> None:
@@ -433,7 +447,8 @@ def locked(sshd: Sshd, home: Path, need: Need) -> str:
 
 def test_a_passphrase_is_asked_once_for_all_hosts(sshd: Sshd, home: Path, locked: str) -> None:
     by_name(sshd, home, locked)
-    program = f"{HELD}{TRY}kept = connect(), connect()"
+    program = f"{HELD}{TRY}kept = connect()\nfrom dataclasses import replace\n"
+    program += "node = replace(node, user='root')\nconnect()"
     with closing(on_terminal(program)) as terminal:
         said = type_answers(terminal, ("Enter passphrase for key", b"secret\n"))
     assert said[-2:] == ["/bin/sh hello"] * 2
