@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from clusterctl.actions import up_plan
+from clusterctl.actions import costs, up_plan
 from clusterctl.actions.check import handle_signals
 from clusterctl.actions.common import Unfetched, open_pool
 from clusterctl.actions.down import take_down
@@ -22,7 +22,7 @@ from clusterctl.core.model import (
 )
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Cloud, SavedImage
+from clusterctl.machines.protocol import MAKES_IMAGE, Cloud, SavedImage
 from clusterctl.options.kinds import EC2
 from clusterctl.state.store import Store
 
@@ -45,12 +45,18 @@ def list_images(region: str) -> tuple[SavedImage, ...]:
 
 
 def remove_images(
-    kind: str, region: str, report: Reporter, consent: Consent
+    kind: str, region: str, report: Reporter, consent: Consent, *, everyones: bool = False
 ) -> tuple[SavedImage, ...]:
-    """Removes those for that kind of workers. Raises UsageError for no."""
+    """Removes those for that kind of workers, and with `everyones` also those that other users of
+    the account have made. Raises UsageError for no."""
     cloud = load_cloud()
     region = region or cloud.find_usual_region()
     found = tuple(image for image in cloud.list_saved(region) if image.kind == kind)
+    mine = cloud.find_owner() if found and not everyones else ""
+    theirs = [image for image in found if mine and image.owner not in ("", mine)]
+    for image in theirs:
+        report(f"keeping {image.name} of {image.owner}: --everyones removes it too")
+    found = tuple(image for image in found if image not in theirs)
     names = ", ".join(f"{image.name} ({image.id})" for image in found)
     if found and not consent(f"remove {names}?"):
         raise UsageError("aborted; nothing was removed")
@@ -74,13 +80,19 @@ def make_image(
     region = cloud.region or aws.find_usual_region()
     family = next(row.name for row in catalog.FAMILIES.values() if row.image == kind)
     spec = ClusterSpec(
-        name=f"image-{kind}-{secrets.token_hex(3)}",
+        name=f"{MAKES_IMAGE}{kind}-{secrets.token_hex(3)}",
         provider=EC2.owner,
         groups=(NodeGroup(count=1, family=family),),
         ttl=TTL,
         runtime=runtime,
         cloud=replace(cloud, region=region),
     )
+    for old in store.list_clusters():
+        if old.name.startswith(f"{MAKES_IMAGE}{kind}-"):
+            report(
+                f"cluster {old.name} of another `image ami {kind}` is still there,"
+                f" {costs.describe_bill(old)}: `clusterctl down {old.name}` removes it"
+            )
     name = aws.name_saved(up_plan.complete(spec, None), kind)
     for image in aws.list_saved(region):
         if image.name != name:

@@ -111,13 +111,18 @@ def image_build(given: ImageBuild, console: Console) -> None:
 
 def image_ami(given: ImageAmi, console: Console) -> None:
     does = {"kind"} if given.kind else set[str]()
+    does |= {"remove"} if given.remove else set()
     does |= {"making"} if given.kind and not given.remove else set()
-    given = given.apply_limits(does, console.note)
+    # Settings of `up` are for the images that are made.
+    note = console.note if "making" in does else lambda line: None
+    given = given.apply_limits(does, note)
     consent = (lambda question: True) if given.yes else console.consent
     if given.kind is None:
         found = machine_images.list_images(given.region)
     elif given.remove:
-        found = machine_images.remove_images(given.kind, given.region, console.report, consent)
+        found = machine_images.remove_images(
+            given.kind, given.region, console.report, consent, everyones=given.everyones
+        )
     else:
         runtime = given.values["runtime"]
         made = machine_images.make_image(
@@ -135,11 +140,13 @@ def image_ami(given: ImageAmi, console: Console) -> None:
             f" until `clusterctl image ami {made.kind} --remove`"
         )
     rows = (
-        (i.name, i.id, i.state, i.made[:10], f"{i.gib} GiB", render_monthly(i.monthly))
+        (i.name, i.id, i.state, i.made[:10], f"{i.gib} GiB", render_monthly(i.monthly), i.owner)
         for i in found
     )
     console.result(format_table(rows) if found else "no machine image of your own")
-    console.document(images=[pick(i, "name", "id", "kind", "state", "made", "gib") for i in found])
+    console.document(
+        images=[pick(i, "name", "id", "kind", "state", "made", "gib", "owner") for i in found]
+    )
 
 
 def render_monthly(dollars: float | None) -> str:

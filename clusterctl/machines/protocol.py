@@ -148,10 +148,15 @@ class Created:
     """The folder that all nodes share, if one was asked for: see `Cluster`."""
 
 
+MAKES_IMAGE = "image-"
+"""How the clusters are called that machine images are made of, before the kind of nodes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedImage:
-    """A machine image of the user's own. `kind`: of the nodes that it is for; `gib`: of the disk
-    that its snapshot is of, which costs `monthly` US dollars at most (None: unknown)."""
+    """A machine image of the account. `kind`: of the nodes that it is for; `gib`: of the disk
+    that its snapshot is of, which costs `monthly` US dollars at most (None: unknown); `owner`: who
+    made it, as the cloud knows them."""
 
     id: str
     name: str
@@ -161,6 +166,7 @@ class SavedImage:
     gib: int = 0
     monthly: float | None = None
     snapshots: tuple[str, ...] = ()
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

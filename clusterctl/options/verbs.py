@@ -1033,6 +1033,11 @@ class ImageAmi(Common, heading=DATA, module="data"):
         limits=kinds.limit_to("kind", "removes the images of a KIND", "name one"),
         settable=False,
     )
+    everyones = flag(
+        *("--everyones", OPTIONS, "With --remove: also those that other users have made"),
+        limits=kinds.limit_to("remove", "works only with --remove", "add it"),
+        settable=False,
+    )
     MAKING = Group(OPTIONS.heading, (kinds.limit_to("making", "works only to make an image"),))
     region = Up.region.move(OPTIONS)
     of_up: tuple[Option[Any], ...] = (

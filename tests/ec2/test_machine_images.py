@@ -21,6 +21,7 @@ def test_an_image_is_made_used_and_removed(world: World) -> None:
     made = world.ok("image", "ami", "nvidia", "--tag", "team=ml", "--yes", "--json")
     [image] = made.document()["images"]
     assert (image["kind"], image["state"], image["gib"]) == ("nvidia", "available", 135)
+    assert "makes a machine image" not in made.err, "this is that command"
     assert "its snapshot costs $6.75 at most a month" in made.err
     left = world.ec2.left()
     assert sorted(line.split()[1] for line in left) == ["image", "snapshot"]

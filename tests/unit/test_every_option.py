@@ -155,7 +155,7 @@ def scenes() -> list[Scene]:
         Scene("image build", ("cpu",)),
         Scene("image ami"),
         Scene("image ami", ("cpu",), circumstances=frozenset({"kind", "making"})),
-        Scene("image ami", ("--remove", "cpu"), circumstances=frozenset({"kind"})),
+        Scene("image ami", ("--remove", "cpu"), circumstances=frozenset({"kind", "remove"})),
         *(Scene(verb) for verb in ("data list", "data index")),
         Scene("check"),
         Scene("check", ("--real",), circumstances=frozenset({"real"})),

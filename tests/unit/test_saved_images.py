@@ -15,10 +15,13 @@ from clusterctl.actions.common import open_store
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Runtime, Thing
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import preflight, refusals, saved
+from clusterctl.machines.ec2 import remove as ec2_remove
 from clusterctl.machines.ec2.api import Api, Image
 from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import Cloud, ProviderPlan, SavedImage
+from tests.unit.calling import Call
 from tests.unit.fake_ec2 import Offering
+from tests.unit.making import cluster
 from tests.unit.provided import provide
 
 WISH = ClusterSpec(
@@ -53,6 +56,7 @@ class Copying(Api):
     states: list[str]
     refused: str = ""
     calls: list[str] = field(default_factory=list)
+    snapshots: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__("us-east-1")
@@ -64,6 +68,8 @@ class Copying(Api):
         return {"ImageId": "ami-7"}
 
     def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        if key == "Snapshots":
+            return self.snapshots
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if state == "stopped by a person":
             raise KeyboardInterrupt
@@ -104,6 +110,39 @@ def test_half_an_image_is_removed_with_its_snapshot() -> None:
     assert len(refused.calls) == 1, "an image of that name is somebody else's"
 
 
+def test_a_snapshot_whose_image_is_gone_is_found_and_removed() -> None:
+    """And none of an image that is there, or that is being made."""
+    tags = {"clusterctl:image": "cpu", "clusterctl:cluster": "old", "clusterctl:owner": "user/ana"}
+    row = {"VolumeSize": 68, "Tags": [{"Key": k, "Value": v} for k, v in tags.items()]}
+    coming = {"SnapshotId": "snap-6", "State": "pending", **row}
+    rows = [{"SnapshotId": id, "State": "completed", **row} for id in ("snap-7", "snap-8")]
+    there = Copying(["available"], snapshots=[coming, *rows])
+    image, left = saved.list_images(there)
+    assert (image.id, left.id, left.name, left.kind) == ("ami-7", "snap-8", "old", "cpu")
+    assert (left.state, left.gib, left.owner) == ("only its snapshot is left", 68, "user/ana")
+    saved.remove(there, left, lambda line: None)
+    assert there.calls == ["delete_snapshot snap-8"]
+    mine = [{"Key": "clusterctl:cluster", "Value": "mine"}]
+    made = Copying(["pending"], snapshots=[{**rows[1], "Tags": mine}])
+    assert [one.id for one in saved.list_images(made)] == ["ami-7"]
+
+
+def test_gc_finds_snapshots_without_an_image() -> None:
+    class Snapshots(Offering):
+        def list_all(
+            self, action: str, key: str, service: str = "ec2", /, **arguments: Any
+        ) -> list[Any]:
+            tags = [{"Key": "clusterctl:cluster", "Value": "mine"}]
+            if key == "Images":
+                return [{"BlockDeviceMappings": [{"Ebs": {"SnapshotId": "snap-7"}}, {}]}]
+            made = [("snap-6", "pending"), ("snap-7", "completed"), ("snap-8", "completed")]
+            rows = [{"SnapshotId": id, "State": state, "Tags": tags} for id, state in made]
+            return rows if key == "Snapshots" else []
+
+    [left] = ec2_remove.find_tagged(Snapshots("us-east-1"))
+    assert (left.kind, left.id, left.cluster) == ("snapshot", "snap-8", "mine")
+
+
 def test_workers_get_it_by_themselves_and_its_disk_is_not_grown() -> None:
     mine = saved.name_image(WISH, "cpu")
 
@@ -138,6 +177,12 @@ class Making(Cloud):
         assert options.runtime is Runtime.HOST
         return f"mine-{kind}"
 
+    def find_usual_region(self) -> str:
+        return "us-east-1"
+
+    def find_owner(self) -> str:
+        return "user/ana"
+
     def list_saved(self, region: str) -> tuple[SavedImage, ...]:
         return self.there
 
@@ -164,13 +209,16 @@ class Making(Cloud):
         return frozenset()
 
 
-def make(consent: Callable[[str], bool] = lambda question: True) -> SavedImage:
+def make(
+    consent: Callable[[str], bool] = lambda question: True,
+    report: Callable[[str], None] = lambda line: None,
+) -> SavedImage:
     return machine_images.make_image(
         open_store(),
         "nvidia",
         runtime=Runtime.HOST,
         cloud=CloudSpec(region="us-east-1"),
-        report=lambda line: None,
+        report=report,
         consent=consent,
     )
 
@@ -183,6 +231,44 @@ def test_the_machines_go_whatever_happens(told: bool, monkeypatch: pytest.Monkey
         make()
     assert cloud.asked == ["plan g4dn 10800", "create", "destroy"]
     assert open_store().list_names() == ()
+
+
+def test_images_of_others_stay_unless_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = {"ami-1": "user/ana", "ami-2": "user/bob", "ami-3": ""}
+    there = tuple(SavedImage(id=id, name=id, kind="cpu", owner=o) for id, o in owners.items())
+    told: list[str] = []
+
+    def remove(**more: bool) -> list[str]:
+        cloud = Making(there=there)
+        provide(monkeypatch, "ec2", cloud)
+        machine_images.remove_images("cpu", "", told.append, lambda question: True, **more)
+        return cloud.asked
+
+    assert remove() == ["remove ami-1", "remove ami-3"]
+    assert told == ["keeping ami-2 of user/bob: --everyones removes it too"]
+    assert remove(everyones=True) == [f"remove {id}" for id in owners]
+
+
+def test_machines_of_an_attempt_that_was_killed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = SavedImage(id="ami-1", name="mine-nvidia", kind="nvidia", state="available")
+    provide(monkeypatch, "ec2", Making(there=(image,)))
+    store, told = open_store(), list[str]()
+    for name in ("image-nvidia-a1b2c3", "image-cpu-a1b2c3"):
+        store.save(cluster(name=name))
+    make(report=told.append)
+    [line] = [line for line in told if "still there" in line]
+    assert line.startswith("cluster image-nvidia-a1b2c3 of another `image ami nvidia` is still")
+    assert line.endswith(": `clusterctl down image-nvidia-a1b2c3` removes it")
+
+
+def test_settings_of_up_do_not_matter_to_a_list(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    provide(monkeypatch, "ec2", Making(there=(SavedImage(id="ami-1", name="a", kind="cpu"),)))
+    (tmp_path / "clusterctl.toml").write_text('[up]\nssh_cidr = "203.0.113.7/32"\n')
+    monkeypatch.chdir(tmp_path)
+    done = call("image", "ami")
+    assert (done.code, done.err) == (0, "")
 
 
 def test_one_that_is_there_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,7 +258,8 @@ class InstanceType:
 class Image:
     """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold;
     `device`: what the root disk is called; `platform`: what is billed for its system; `owner`: an
-    account, or `amazon`; `words`: all that says what it is, in small letters."""
+    account, or `amazon`; `maker`: who made it with clusterctl; `words`: all that says what it is,
+    in small letters."""
 
     id: str
     architecture: str = "x86_64"
@@ -268,6 +269,7 @@ class Image:
     description: str = ""
     platform: str = ""
     owner: str = ""
+    maker: str = ""
 
     @property
     def words(self) -> str:
@@ -389,6 +391,7 @@ def read_image(item: dict[str, Any]) -> Image:
         description=item.get("Description", ""),
         platform=item.get("PlatformDetails") or item.get("Platform", "").capitalize(),
         owner=item.get("ImageOwnerAlias") or item.get("OwnerId", ""),
+        maker=next((tag["Value"] for tag in item.get("Tags", ()) if tag["Key"] == OWNER_TAG), ""),
     )
 
 

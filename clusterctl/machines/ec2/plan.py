@@ -14,7 +14,7 @@ from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import prices, schedules, spec
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.preflight import Survey
-from clusterctl.machines.protocol import LAUNCHER
+from clusterctl.machines.protocol import LAUNCHER, MAKES_IMAGE
 
 
 def name_mode(region: str, spot: bool, on_demand: Sequence[str] = ()) -> str:
@@ -182,8 +182,11 @@ def describe_plan(
     for workers in sorted({m.image for m in found.machines} - {LAUNCHER}):
         own = found.amis[workers]
         if workers in found.saved:
-            yield f"{workers} workers have nothing to install: your image {own.name} ({own.id})"
-        elif not cloud.ami:
+            whose = (
+                f"the image of {own.maker}" if own.maker not in ("", found.owner) else "your image"
+            )
+            yield f"{workers} workers have nothing to install: {whose} {own.name} ({own.id})"
+        elif not (cloud.ami or planned.options.name.startswith(f"{MAKES_IMAGE}{workers}-")):
             yield (
                 f"`clusterctl image ami {workers}` makes a machine image with which {workers}"
                 " workers have nothing to install"

@@ -86,7 +86,7 @@ KINDS = msgspec.toml.decode(
     Path(__file__).with_name("resources.toml").read_bytes(), type=dict[str, tuple[Kind, ...]]
 )["kind"]
 """In the order in which they can be removed."""
-ENDPOINT, GATEWAY = "Instance Connect endpoint", "NAT gateway"
+ENDPOINT, GATEWAY, SNAPSHOT = "Instance Connect endpoint", "NAT gateway", "snapshot"
 SCHEDULES = Kind(name=schedules.KIND)
 """The last to go: they are for machines that are not gone yet."""
 Found = tuple[Kind, dict[str, Any], Resource]
@@ -135,6 +135,8 @@ def _compute_hourly(kind: Kind, item: dict[str, Any], rates: prices.Rates) -> fl
         parts = [rates[prices.ADDRESS]]
     elif kind.name == GATEWAY and item.get("State") in ("pending", "available"):
         parts = [rates[prices.NAT]]
+    elif kind.name == SNAPSHOT:
+        parts = [None]  # of what is used of the disk, which EC2 does not tell
     elif _is_running(kind, item):
         type, zone = _read_market(item)
         parts = [rates[(type, zone) if zone else type]]
@@ -172,8 +174,19 @@ def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resour
                     made=item["LaunchTime"].timestamp() if "LaunchTime" in item else None,
                 )
                 found.setdefault((kind.name, left.id), (kind, item, left))
+    if snapshots := [id for name, id in found if name == SNAPSHOT]:
+        for id in find_used_snapshots(api, snapshots):
+            del found[SNAPSHOT, id]
     found_schedules = schedules.find_schedule(api, cluster_id)
     return [*found.values(), *((SCHEDULES, {}, left) for left in found_schedules)]
+
+
+def find_used_snapshots(api: Api, snapshots: Sequence[str]) -> set[str]:
+    """Those that a machine image is of."""
+    search = [{"Name": "block-device-mapping.snapshot-id", "Values": list(snapshots)}]
+    images = api.list_all("describe_images", "Images", Owners=["self"], Filters=search)
+    disks = (disk for image in images for disk in image.get("BlockDeviceMappings", ()))
+    return {disk.get("Ebs", {}).get("SnapshotId", "") for disk in disks} & set(snapshots)
 
 
 def is_managed(api: Api, cluster_id: str) -> bool:
