@@ -203,7 +203,13 @@ class Sge(QueueSystem):
 def _list_native(spec: JobSpec) -> list[str]:
     native = spec.native
     known = [f"{word}{render(native[name])}" for name, word, render in OPTIONS if name in native]
-    return [*known, *list_arguments(spec, ARGUMENT, WAITS)]
+    arguments = list_arguments(spec, ARGUMENT, WAITS)
+    if binary := next((line for line in arguments if re.match(r"-b +y", line)), ""):
+        raise UsageError(
+            f"--{ARGUMENT} '{binary}': with it, nodes look for a command instead of the script",
+            hint=f"leave it out; for a command of the nodes: run -- {spec.program.target}",
+        )
+    return [*known, *arguments]
 
 
 def find_time_limit(spec: JobSpec) -> int:

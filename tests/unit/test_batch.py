@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -396,7 +397,7 @@ def test_a_script_of_ones_own(
     monkeypatch.chdir(tmp_path)
     Path("job.sh").write_text("#!/bin/sh\n#SBATCH -n 1\n#$ -cwd\ntrue\n")
     open_store().save(site(system))
-    said = call("run", "--dry-run", *line.split())
+    said = call("run", "--dry-run", *shlex.split(line))
     assert (said.code, fnmatch(said.out + said.err, f"*{says}*")) == (code, True), said
 
 
