@@ -338,8 +338,10 @@ def needs_build(tree: project_tree.Tree) -> bool:
 def hash_compiled(tree: project_tree.Tree, folder: str) -> str:
     """The digest of what machine code is made of: all but code that a build does not read."""
     files = list_files(tree, folder)
-    other = [name for name in files if not name.endswith(".py")]
-    deciding = _list_deciding(tree.root, folder, files)
+    setup = tree.root / folder / "setup.py"
+    every = setup.is_file() and b"*.py" in setup.read_bytes()  # as of cythonize("pkg/*.py")
+    other = [name for name in files if every or not name.endswith(".py")]
+    deciding = _list_deciding(tree.root, folder, files, compiled=True)
     return hash_parts(folder, hash_files(tree.root, other), *deciding)
 
 
@@ -349,10 +351,13 @@ def list_deciding(tree: project_tree.Tree) -> Iterator[str]:
         yield from _list_deciding(tree.root, ".", tree.files)
 
 
-def _list_deciding(root: Path, folder: str, files: Iterable[str]) -> Iterator[str]:
-    """What a build depends on, beside the code of packages: which folders have any, the files
-    beside pyproject.toml, lists of requirements, and where versions are."""
+def _list_deciding(
+    root: Path, folder: str, files: Iterable[str], *, compiled: bool = False
+) -> Iterator[str]:
+    """What a build depends on, beside the code of packages: which folders have any (not of machine
+    code), the files beside pyproject.toml, lists of requirements, and where versions are."""
     scm = False
+    places = set()
     texts = (root / folder / name for name in FILES)
     named = {
         word
@@ -363,7 +368,9 @@ def _list_deciding(root: Path, folder: str, files: Iterable[str]) -> Iterator[st
     for name in files:
         place, base = os.path.split(os.path.relpath(name, folder))
         if base.endswith(".py") and base not in FILES:
-            yield place
+            if not compiled and place not in places:
+                places.add(place)
+                yield place
             if base != "__init__.py" and base[:-3] not in named:
                 continue
         elif place and not base.endswith((".txt", ".in", ".toml", ".cfg")):
