@@ -28,6 +28,9 @@ REST = 1.0
 """Seconds to read what is still to come when they have ended."""
 GIVEN_UP = 75
 LOOK = 0.2
+MOST = 16 << 20
+END = 1 << 20
+"""Bytes of what they print that are passed on from its start, and from its end."""
 
 
 class TreeChange(NamedTuple):
@@ -134,9 +137,22 @@ def _end(tag: str) -> None:
 
 
 def _pass_on(said: IO[bytes]) -> None:
+    """Who reads it takes no more than 64 MiB: of more than MOST, the end is passed on at last."""
+    passed = left_out = 0
+    end = b""
     with contextlib.suppress(OSError):
         for data in iter(lambda: os.read(said.fileno(), 1 << 16), b""):
-            os.write(1, data)
+            if passed < MOST:
+                passed += os.write(1, data)
+                continue
+            left_out += len(data)
+            end += data
+            if len(end) > 2 * END:
+                end = end[-END:]
+        if left_out > len(end):
+            os.write(1, b"\n[%d bytes are left out here]\n" % (left_out - len(end)))
+        while end:
+            end = end[os.write(1, end) :]
 
 
 def _bring(job: str, tree: str, change: TreeChange) -> None:

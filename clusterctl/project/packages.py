@@ -443,6 +443,8 @@ SOURCE = "source"
 """The folder of sources in that of a build."""
 BUILD_SHOWN = 12
 """Lines of its output that are shown of a build that fails."""
+BUILD_WIDTH = 160
+"""Characters of one of them that does not say an error: command lines of compilers are long."""
 NEEDS = 86
 """What a build ends with that asks for more packages."""
 _BUILDING = re.compile(r"Failed to build `([\w.-]+)")
@@ -455,7 +457,7 @@ _HEEDED = re.compile(
 _LACKS = {
     r"Python\.h": "python3-dev",
     r"mpi\.h: No such|No such file.*mpicc|mpicc: not found|compile MPI": "libopenmpi-dev",
-    r"(No such.*|c)\+\+'|\+\+' failed: No|cc1plus|No CMAKE_CXX_COMP": "g++",
+    r"(No such.*|c)\+\+'|\+\+' failed: No|execute .?cc1plus|No CMAKE_CXX_COMP": "g++",
     r"No such.*cc'|cc' failed: No|No CMAKE_C_COMP|[Uu]nknown compiler|linker `cc` not": "gcc",
 }
 """Packages of Debian, by what a build says that lacks them."""
@@ -562,11 +564,26 @@ def _build_project(
                 (copied / ".git").unlink(missing_ok=True)
                 shutil.move(copied, copy)
             options: Any = {"key": key, "variables": variables}
-            wheel = build_wheel(what, Path(scratch), project.folder, node, by, **options)
+            try:
+                wheel = build_wheel(what, Path(scratch), project.folder, node, by, **options)
+            except LaunchError as error:
+                if left_out := _find_left_out(error.message, tree, project.folder):
+                    why = f"{left_out} lies here, and ignore rules keep it from nodes (`--include`)"
+                    raise LaunchError(error.message, hint=f"{why}; {error.hint}") from error
+                raise
         words = ("--quiet", "--no-deps", "--target", str(out), *make_target_options(node))
         call_uv(what, "pip", "install", *words, str(wheel))
         files = own_project.list_files(tree, project.folder)
         return own_project.read_installed(out, project, files, copy, tree.root)
+
+
+def _find_left_out(said: str, tree: project_tree.Tree, folder: str) -> str:
+    """The file that a build misses, where it is only not in the copied tree."""
+    missed = re.findall(r"([^\s'\"‘]+)['\"’]?: No such file", said)
+    for path in (os.path.normpath(f"{folder}/{name}") for name in missed):
+        if path not in tree.files and (tree.root / path).is_file():
+            return path
+    return ""
 
 
 def is_built(
@@ -617,9 +634,16 @@ def _check_build(what: str, result: NodeResult, node: Node, kept: Path, home: Ho
         return
     log = home.make(kept.parent) / f"{kept.name}.log"
     log.write_bytes(result.stdout)
-    shown = "\n".join(result.text.splitlines()[-BUILD_SHOWN:])
-    lacks = next((name for told, name in _LACKS.items() if re.search(told, shown)), "")
-    hint = f"on the node: apt-get install {lacks}" if lacks else f"all that it printed: {log}"
+    last = result.text.splitlines()[-BUILD_SHOWN:]
+    lacks = next((name for told, name in _LACKS.items() if re.search(told, "\n".join(last))), "")
+    hint = f"on the node: apt-get install {lacks}; " if lacks else ""
+    hint += f"all that it printed: {log}"
+    shown = "\n".join(
+        line
+        if len(line) <= BUILD_WIDTH or re.search(r"(?i)error: ", line)
+        else f"{line[:BUILD_WIDTH]}…"
+        for line in last
+    )
     raise LaunchError(f"{what} cannot be built on {node.name}:\n{shown}", hint=hint)
 
 

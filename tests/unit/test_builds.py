@@ -135,6 +135,7 @@ def test_sources_of_a_package_are_built_on_the_first_node_and_sent_to_the_others
         ("sys.exit('x.c:1:10: fatal error: Python.h: No such file or directory')", "python3-dev"),
         ("sys.exit(\"ERROR: Unknown compiler(s): [['cc'], ['gcc'], ['clang']]\")", "gcc"),
         ("sys.exit(\"error: command '/usr/bin/gcc' failed with exit code 1\")", "all that it"),
+        ("sys.exit('cc1plus: fatal error: ./a.cc: No such file or directory')", "all that it"),
         ("raise IndexError('list index out of range')", "all that it printed: "),
     ],
 )
@@ -156,6 +157,8 @@ def test_a_build_that_fails_shows_its_end_and_what_is_missing(
         install("", one)
     assert "error" in caught.value.message.lower()
     assert hint in str(caught.value.hint)
+    assert "g++" in hint or "apt-get install g++" not in str(caught.value.hint)
+    assert ".log" in str(caught.value.hint)
     assert not list(Path(one.root, "builds").iterdir())
     assert not old.exists(), "what nothing has used for a month"
     logs = list((find_home().packages / "built").glob("*.log"))
@@ -175,6 +178,20 @@ def test_a_dry_run_says_what_would_be_built_and_where(
     said = call("run", "--dry-run", "--stage", ".", "own/train.py").out
     assert "# odd has compiled parts: worker-1 builds it first" in said
     assert not counted.exists()
+
+
+def test_long_command_lines_do_not_bury_the_error(
+    project: Path, index: Path, install: Install, tmp_path: Path, counted: Path
+) -> None:
+    action = (
+        "[print('g++', '-I/x ' * 200) for _ in range(9)]; sys.exit('a.c:1: error: ' + 'y' * 300)"
+    )
+    put_into_index(index, counted, action=action)
+    with pytest.raises(LaunchError) as caught:
+        install("", here("worker-1", tmp_path))
+    *lines, last = caught.value.message.splitlines()
+    assert max(map(len, lines)) < 200
+    assert last == f"a.c:1: error: {'y' * 300}"
 
 
 def build_projects(*nodes: Node, **variables: str) -> list[own_project.Project]:
@@ -201,8 +218,19 @@ def test_compiled_parts_of_a_project_are_built_on_a_node_when_they_have_changed(
     (made,) = build_projects(one)
     assert (made.paths, dict(made.made)) == ((".",), {"odd/_c.so": b"one7"}), "git is asked here"
     (project / "odd" / "__init__.py").write_text("MINE = 2\n")
+    for new in ("try.py", "tools/again.py"):
+        (project / new).parent.mkdir(exist_ok=True)
+        (project / new).touch()
     build_projects(one)
-    assert counted.read_text() == "built\n"
+    assert counted.read_text() == "built\n", "no build file names them"
+    tree = resolve_program("train.py", ()).tree
+    key = own_project.hash_compiled(tree, ".")
+    (project / "setup.py").write_text('cythonize("tools/*.py")\n')
+    tree = replace(tree, files=(*tree.files, "setup.py"))
+    named = own_project.hash_compiled(tree, ".")
+    (project / "tools" / "again.py").write_text("NEW = 1\n")
+    assert len({key, named, own_project.hash_compiled(tree, ".")}) == 3, "it may compile them all"
+    (project / "setup.py").unlink()
     (project / "code.c").write_text("two")
     (made,) = build_projects(one)
     assert dict(made.made) == {"odd/_c.so": b"two7"}
@@ -227,3 +255,29 @@ def test_nothing_of_a_build_is_left_when_nobody_waits_for_it(tmp_path: Path) -> 
     child.wait(60)
     assert not Path(f"/proc/{pid}").exists()
     assert not place.exists()
+
+
+def test_a_build_may_print_more_than_a_connection_collects(tmp_path: Path) -> None:
+    """Its start and its end are kept."""
+    (tmp_path / "tag").touch()
+    text = "print('start'); print(('x' * 99 + chr(10)) * 700000); print('end')"
+    given = ", ".join(map(repr, (str(tmp_path), [sys.executable, "-c", text], str(tmp_path), {})))
+    code = f"import sys; from clusterctl.agent import setup; sys.exit(setup.build({given}))"
+    said = run(sys.executable, "-c", code)
+    assert len(said) < 32 << 20
+    assert said.startswith("start\n")
+    assert said.endswith("\nend\n")
+    assert "bytes are left out here]\n" in said
+
+
+def test_a_file_that_ignore_rules_keep_from_a_build_is_named(
+    project: Path, index: Path, tmp_path: Path, counted: Path, need: Callable[..., None]
+) -> None:
+    need("uv")
+    write_sources(project, counted, action="sys.exit('x: ./src/a.c: No such file or directory')")
+    (project / "src").mkdir()
+    (project / "src" / "a.c").touch()
+    (project / ".clusterctlignore").write_text("a.c\n")
+    with pytest.raises(LaunchError) as caught:
+        build_projects(here("worker-1", tmp_path))
+    assert "src/a.c lies here, and ignore rules keep it" in str(caught.value.hint)
