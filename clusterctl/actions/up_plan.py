@@ -212,6 +212,25 @@ def measure_installs(
     return found
 
 
+def check_disk(
+    disk: int, images: Mapping[str, int], installs: Mapping[str, tuple[float, float]]
+) -> None:
+    """Raises UsageError where --disk has no room for what new workers write. `images`: GiB of their
+    machine images, by kind; of those, it is not known how much is free."""
+    least = {
+        kind: images[kind] + math.ceil(written * 1e9 / 2**30)
+        for kind, (_, written) in installs.items()
+        if kind in images
+    }
+    for kind, needed in least.items():
+        if 0 < disk < needed:
+            raise UsageError(
+                f"--disk {disk} is too small for {kind} workers: their machine image takes"
+                f" {images[kind]} GiB, and {installs[kind][1]:.1f} GB more are installed",
+                hint=f"--disk {max(least.values())} or more",
+            )
+
+
 def describe_installs(installs: Mapping[str, tuple[float, float]]) -> Iterator[str]:
     """How long new nodes take, and for what."""
     known = catalog.INSTALLS
@@ -350,6 +369,8 @@ def _intend_here(
         images = resolve_node_images(options, contained, known, provider.find_registry_login)
     bare = [kind for kind in plan.kinds if kind not in plan.saved]
     installs = measure_installs(bare, images, options.runtime)
+    if not (old and old.nodes):  # on those, everything is installed
+        check_disk(options.cloud.disk, plan.disks, installs)
     there = old.workers if old else ()
     kept = plan.nodes or [node.name for node in there[: options.workers]]
     surplus = tuple(node.name for node in there if node.name not in kept)

@@ -128,6 +128,8 @@ class ProviderPlan:
     """Who makes them, as the cloud knows them; "" where nobody is billed."""
     saved: frozenset[str] = frozenset()
     """The kinds of nodes whose machine image has all that is installed on others."""
+    disks: Mapping[str, int] = field(default_factory=dict)
+    """GiB of the machine image that a worker's disk begins with, by kind of node."""
     question: str = ""
     """What a person has to agree to before money is spent; "" where none is."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,7 @@ class Machines(Provider):
             one_host=False,
             lines=("machines",),
             kinds=KINDS,
+            disks={"nvidia": 75},
             question="start 3 machines?",
         )
 
@@ -179,6 +181,28 @@ def test_the_plan_says_what_is_fetched_and_how_long_it_takes(
     images = {} if runtime == "host" else {"nvidia": image}
     installs = up_plan.measure_installs(("nvidia",), images, Runtime(runtime))
     assert "".join(up_plan.describe_installs(installs)) == says
+
+
+@rows("disk, image, written, least", "node_images.a_disk_has_room_for_what_is_installed")
+def test_a_disk_has_room_for_what_is_installed(
+    disk: int, image: int, written: float, least: int
+) -> None:
+    """A launcher's is not chosen, and of a kind without a size nothing is known."""
+    installs = {"launcher": (0.1, 99.0), "cpu": (0.1, 0.1), "amd": (1.0, written)}
+    images = {"cpu": 1, "amd": image}
+    with pytest.raises(UsageError) if least else nullcontext() as caught:
+        up_plan.check_disk(disk, images, installs)
+    if caught:
+        assert caught.value.message.startswith(f"--disk {disk} is too small for amd workers: ")
+        assert caught.value.hint == f"--disk {least} or more"
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_made(machines: None) -> None:
+    small = spec(runtime=Runtime.HOST)
+    small = replace(small, cloud=replace(small.cloud, disk=83))
+    with pytest.raises(UsageError, match="image takes 75 GiB, and") as caught:
+        up_plan.plan(open_store(), small, print)
+    assert caught.value.hint == "--disk 84 or more"
 
 
 @pytest.mark.parametrize("recipe", catalog.RECIPES)

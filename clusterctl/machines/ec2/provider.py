@@ -32,6 +32,7 @@ from clusterctl.machines.ec2 import spec as ec2_spec
 from clusterctl.machines.ec2.api import STOPPED, Api, Instance, choose_region
 from clusterctl.machines.ec2.plan import Planned
 from clusterctl.machines.protocol import (
+    LAUNCHER,
     CheckRow,
     Cloud,
     Created,
@@ -132,6 +133,7 @@ class Ec2Provider(Cloud):
             spec=options,
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines)),
             saved=found.saved,
+            disks={kind: image.disk for kind, image in found.amis.items() if kind != LAUNCHER},
             nodes=tuple(machine.name for machine in found.machines),
             charges=cost.charges,
             deadline=deadline,
