@@ -115,10 +115,12 @@ def _agree(cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], report:
         return unfetched.ask("continue, and lose these files?")
     if cluster.charges:
         report_price(cluster, report)
+    stopped = cluster.phase is Phase.STOPPED
+    first = f"after `clusterctl start {cluster.name}`, " * stopped
     raise UsageError(
         f"{lines[0] if len(lines) == 1 else 'several files were not fetched'};"
         f" keeping cluster {cluster.name}",
-        hint="--fetch saves them first, --discard deletes them",
+        hint=f"{first}--fetch saves them first, --discard deletes them",
     )
 
 

@@ -205,7 +205,7 @@ def test_down_does_not_wait_for_machines_that_are_stopped(
     said = call("down", "--yes")
     assert said.code == 2
     assert "cannot check the outputs of job 7" in said.err
-    assert "`clusterctl start lab` if you need their files" in said.err
+    assert "after `clusterctl start lab`, --fetch saves them first" in said.err
     assert "nothing was removed: the disks keep costing $0.25/h until" in said.err
     assert here.store.list_names() == ("lab",)
 
