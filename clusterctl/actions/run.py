@@ -472,6 +472,15 @@ def _prepare_script(
     return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets={})
 
 
+def check_python(prepared: Prepared, pool: Pool) -> None:
+    """Raises LaunchError where nodes of the job lack the Python of --python."""
+    job, cluster = prepared.job, prepared.cluster
+    if job.spec.python:
+        chosen = project_packages.choose_packages(cluster, job.spec.python)
+        nodes = [chosen.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
+        project_packages.check_python(nodes, pool)
+
+
 def agree_to_size(store: Store, prepared: Prepared, consent: Consent) -> None:
     """Raises UsageError where packages of gigabytes are not wanted."""
     question = project_packages.make_size_question(prepared.packages, store.home)

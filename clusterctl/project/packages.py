@@ -289,11 +289,32 @@ def install(
     if not digest:
         return
     alike: dict[str, list[Node]] = {}
+    check_python([cluster.node(name) for name in names], by.pool)
     for name in names:
         node = cluster.node(name)
         alike.setdefault(_make_key(digest, node), []).append(node)
     for key, nodes in alike.items():
         _Environment(digest, key, by).bring_to(nodes)
+
+
+def check_python(nodes: Sequence[Node], pool: Pool) -> None:
+    """Raises LaunchError where nodes lack a Python that was asked for by its version."""
+    asked = {node.name: _require_python(node).executable for node in nodes}
+    questions = {
+        node.name: run_inside(
+            node, f"{_PATH} command -v {asked[node.name]} >/dev/null || exit {NO_PYTHON}"
+        )
+        for node in nodes
+        if not asked[node.name].startswith("/")
+    }
+    found = pool.run(questions, timeout=ASK_TIMEOUT) if questions else ()
+    if lacking := [result.node for result in found if result.exit_code == NO_PYTHON]:
+        wanted = asked[lacking[0]]
+        raise LaunchError(
+            f"no {wanted} on {', '.join(lacking)}",
+            hint=f"install it there (apt-get install {wanted}, or `uv python install"
+            f" {wanted.removeprefix('python')}`), or leave out --python",
+        )
 
 
 def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Pool) -> None:
@@ -327,18 +348,13 @@ class _Environment:
 
     def bring_to(self, nodes: Sequence[Node]) -> None:
         by_name = {node.name: node for node in nodes}
-        questions = {node.name: self._make_question(node) for node in nodes}
+        questions = {
+            node.name: f"[ -d {quote(locate_packages(node, self._digest))} ]" for node in nodes
+        }
         found = self._pool.run(questions, timeout=ASK_TIMEOUT)
         for result in found:
             if result.exit_code is None:
                 raise make_error("installing packages", result)
-        if lacking := [result.node for result in found if result.exit_code == NO_PYTHON]:
-            wanted = _require_python(nodes[0]).executable
-            raise LaunchError(
-                f"no {wanted} on {', '.join(lacking)}",
-                hint=f"install it there (apt-get install {wanted}, or `uv python install"
-                f" {wanted.removeprefix('python')}`), or leave out --python",
-            )
         missing = [by_name[result.node] for result in found if not result.ok]
         if not missing:
             return
@@ -352,15 +368,6 @@ class _Environment:
             raise
         where = count(len(missing), "node")
         self._report(f"packages are ready on {where} after {monotonic() - started:.1f} s")
-
-    def _make_question(self, node: Node) -> str:
-        """Whether it is there; and where a Python was asked for by its version, whether that is."""
-        there = f"[ -d {quote(locate_packages(node, self._digest))} ]"
-        python = _require_python(node).executable
-        if python.startswith("/"):
-            return there
-        lacks = f"{_PATH} command -v {python} >/dev/null || exit {NO_PYTHON}"
-        return run_inside(node, f"{there} && exit; {lacks}; exit 1")
 
     def _locate_scratch(self, node: Node) -> str:
         return locate_packages(node, self._digest) + self._part
