@@ -138,6 +138,8 @@ LARGEST = 1 << 20
 
 _ENTRY = re.compile(r"\s*([\w.]+)\s*:\s*([\w.]+)\s*(?:\[.*\])?\s*")
 _COMMAND = re.compile(r"[\w.-]+")
+_SCRIPTS = re.compile(r"\bscripts\s*=\s*[\[(]([^\])]*)")
+"""What a setup.py calls its commands that are files."""
 
 _REQUIRES = "Requires-Dist"
 _ASKS_GIT = re.compile(rb"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
@@ -210,14 +212,21 @@ def find_file(folder: Path) -> str:
 
 
 def list_commands(folder: Path) -> list[str]:
-    """The commands that the pyproject.toml in that folder declares."""
-    return [name for name, _, _ in _list_scripts(_read_own_project(folder / OWN_PROJECT))]
+    """The commands that the project in that folder declares, and the files that its setup.py
+    installs as commands."""
+    named = [name for name, _, _ in _list_scripts(_read_own_project(folder / OWN_PROJECT))]
+    with suppress(OSError):
+        text = (folder / "setup.py").read_text(encoding="utf-8", errors="replace")
+        for given in _SCRIPTS.findall(text):
+            paths = re.findall(r"""["']([\w./-]+)["']""", given)
+            named += [os.path.basename(one) for one in paths if (folder / one).is_file()]
+    return named
 
 
 def is_command(word: str, here: Path) -> bool:
-    """Whether the pyproject.toml around the folder `here` declares a command of that name."""
+    """Whether the project around the folder `here` declares a command of that name."""
     places = (here, *here.parents)
-    folder = next((place for place in places if (place / OWN_PROJECT).is_file()), None)
+    folder = next((place for place in places if find_file(place)), None)
     return folder is not None and word in list_commands(folder)
 
 

@@ -13,6 +13,7 @@ import pytest
 from clusterctl.core.job import ProgramKind
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
+from clusterctl.project.packages import find_script
 from clusterctl.project.program import Resolved, resolve_program
 from tests.unit.calling import Call
 from tests.unit.packaged import find_projects, make_project
@@ -82,6 +83,20 @@ def test_a_program_finds_the_version_of_its_project(here: Path, tmp_path: Path) 
     unpack(resolve_program("train.py", ()), tmp_path)
     ask = "from importlib.metadata import version; print(version('my_project'))"
     assert run(tmp_path, sys.executable, "-c", ask).stdout == "0+unknown\n"
+
+
+def test_a_file_that_setup_py_installs_is_a_command_beside_a_folder_of_its_name(
+    here: Path,
+) -> None:
+    """It gets the packages of the project."""
+    for name in ("bin/words", "words/__init__.py"):
+        (here / name).parent.mkdir()
+        (here / name).write_text("#!/usr/bin/env python3\n")
+    Path("setup.py").write_text("setup(name='words', scripts=['bin/words', 'bin/gone'])\n")
+    found = resolve_program("words", ("1",))
+    assert (found.program.kind, found.program.target) == (ProgramKind.COMMAND, "words")
+    assert find_script(found) is not None
+    assert not own_project.is_command("gone", here)
 
 
 @rows("text", "own_project.a_file_without_a_project_describes_none")
