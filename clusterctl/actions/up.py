@@ -118,7 +118,7 @@ def bring_up(
                 if made is None or made.nodes or not (others or _has_made_all(intent)):
                     raise
                 if not others:
-                    report(f"{error.message}: removing what was created")
+                    report("no capacity for the whole cluster: removing what was created")
                     finish_down(store, made, report)
                     raise
                 gone, there = here.cloud.region, others[0].cloud.region

@@ -159,7 +159,7 @@ def test_no_capacity_anywhere_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     provide(monkeypatch, "ec2", there)
     told = fail(wanted("a", "bb"), "no zone of bb has capacity")
     assert there.done == [f"{does} in {region}" for region in ("a", "bb") for does in DOES]
-    assert "no zone of bb has capacity: removing what was created" in told
+    assert "no capacity for the whole cluster: removing what was created" in told
     assert not [line for line in told if "still running" in line]
     assert open_store().list_names() == ()
 
