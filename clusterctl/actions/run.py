@@ -354,8 +354,10 @@ def prepare(
     *,
     number: int,
     requirements: str = "",
+    step: Reporter = lambda text: None,
 ) -> Prepared:
-    """Decides everything, touches nothing. Raises LaunchError where it cannot work."""
+    """Decides everything, touches nothing. Raises LaunchError where it cannot work. `step` gets
+    what may take its time."""
     if resolved.program.kind is ProgramKind.BATCH:
         return _prepare_script(cluster, spec, resolved, number=number)
     if spec.in_place:
@@ -369,6 +371,8 @@ def prepare(
         spec = replace(spec, setup=own)  # settings are for all programs
     chosen_python = project_packages.choose_packages(cluster, spec.python)
     if not (spec.venv or spec.modules or spec.container):
+        if folder := own_project.find_folder(resolved.program, resolved.tree.root):
+            step(f"finding what the project in {folder.name} has, by its build where that says it")
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
         builds = project_packages.find_script(resolved) is not None
         unread = "" if wanted else project_packages.find_unread(resolved, requirements)
@@ -377,6 +381,7 @@ def prepare(
         # A script of the project may do without the Python that some node lacks.
         given = spec.python or requirements or resolved.program.needs_python
         if wanted and (given or all(node.facts.python for node in nodes)):
+            step(f"resolving the packages of {wanted.source} (uv may build some for that)")
             packages, folders = project_packages.resolve_packages(
                 wanted, resolved.tree, able, in_any_case=bool(spec.python or command)
             )

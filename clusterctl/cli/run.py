@@ -168,7 +168,10 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
 
     def plan(number: int) -> Prepared:
         found = actions_run.prepare(
-            chosen, spec, resolved, secrets, number=number, requirements=needs
+            *(chosen, spec, resolved, secrets),
+            number=number,
+            requirements=needs,
+            step=console.step,
         )
         return replace(found, typed=console.arguments)
 
@@ -183,7 +186,7 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             pool = opened.enter_context(common.open_pool(store, chosen))
             common.connect_ahead(pool, chosen)
         with console.show_waiting():
-            console.step("preparing the program, and building its project")
+            console.step("preparing the program")
             prepared = plan(store.read_next_job_id())
         if pool:
             actions_run.check_python(prepared, pool)  # before what it is used for is announced

@@ -171,12 +171,15 @@ def test_a_dry_run_says_what_would_be_built_and_where(
     project: Path, index: Path, call: Call, lab: None, counted: Path
 ) -> None:
     put_into_index(index, counted)
-    said = call("run", "--dry-run", "train.py").out
-    assert "; worker-1 builds odd (no wheel)" in said
+    ended = call("run", "--dry-run", "--verbose", "train.py")
+    assert "resolving the packages of requirements.txt" in ended.err
+    assert "the project in" not in ended.err, "there is none"
+    assert "; worker-1 builds odd (no wheel)" in ended.out
     write_sources(Path("own"), counted)
     shutil.copy("train.py", "own/train.py")
-    said = call("run", "--dry-run", "--stage", ".", "own/train.py").out
-    assert "# odd has compiled parts: worker-1 builds it first" in said
+    ended = call("run", "--dry-run", "--verbose", "--stage", ".", "own/train.py")
+    assert "finding what the project in own has" in ended.err
+    assert "# odd has compiled parts: worker-1 builds it first" in ended.out
     assert not counted.exists()
 
 
