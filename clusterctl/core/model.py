@@ -432,7 +432,7 @@ class Cluster:
     @property
     def system(self) -> str:
         """Who runs its jobs: `direct` (we do), or the name of the batch system behind its login
-        node. `jobs.systems` knows what that means."""
+        node. `batch.system` knows what that means."""
         login = any(node.role is Role.LOGIN for node in self.nodes)
         return self.spec.provider if login else "direct"
 

@@ -14,7 +14,7 @@ from shutil import which
 
 from clusterctl import process
 from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
-from clusterctl.core.model import Cluster, Mpi
+from clusterctl.core.model import Cluster, Mpi, Role
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import LANGUAGES
 from clusterctl.options.batch import BATCH_SYSTEMS
@@ -354,7 +354,7 @@ def _find_directives(path: Path) -> str:
 
 
 def _is_queued(cluster: Cluster | None) -> bool:
-    return cluster is not None and cluster.system in BATCH_SYSTEMS
+    return cluster is not None and any(node.role is Role.LOGIN for node in cluster.nodes)
 
 
 def _starts_ranks(path: Path) -> bool:
