@@ -136,6 +136,15 @@ class SlurmQueue:
             return scripts.read_slurm_tasks(said.out)
         return [] if "Invalid job id" in said.out + said.err else None
 
+    def appends(self, options: str) -> bool:
+        """Whether output is added to a file that is there; `options`: each behind a NUL."""
+        given = re.findall("\0--open-mode[\0=]*([at])", options)
+        given = given[-1:] or [os.environ.get("SBATCH_OPEN_MODE", "")[:1]]
+        if given[0]:
+            return bool(given[0] == "a")
+        said = call("scontrol", "show", "config", limit=5).out
+        return bool(re.search(r"(?m)^JobFileAppend\s*=\s*1", said))
+
     def stay_in_copy(self, options: str) -> List[str]:
         """Options with which a script of the user's own starts in the copy of its tree: none."""
         return []
@@ -208,6 +217,9 @@ class GridQueue:
         found = ((record, self.read_end(record)) for record in records)
         parts = (scripts.read_grid_record(record, end) for record, end in found if end)
         return [*{part.id: part for part in parts}.values()]  # of a task that ran again, the last
+
+    def appends(self, options: str) -> bool:
+        return True
 
     def stay_in_copy(self, options: str) -> List[str]:
         """Unless it says where, it would start in the home folder, where its files are not."""
@@ -390,10 +402,11 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     if own:
         in_place = not where.startswith(job)
         variables = scripts.choose_environment(job, own, in_place)
+        lines = scripts.read_directives(where, words)
         if not in_place:
-            lines = scripts.read_directives(where, words)
             scripts.make_output_folders(where, words, lines, batch.NAMES)
             words = [*batch.stay_in_copy(" ".join([*words, *lines])), *words]
+        scripts.note_earlier(job, where, words, lines, batch.appends)
     until = time.monotonic() + patience
     while True:
         left = max(1.0, until - time.monotonic())

@@ -13,13 +13,17 @@ import re
 import shlex
 import subprocess
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import messages, processes
 
 OWN = "own.json"
 """What is handed in, and in which folder: messages.OwnScript."""
 PARTS = "parts.json"
+EARLIER = "earlier.json"
+"""Files where output goes that lay there before the job: by path, size, time, number of the file,
+and whether the job appends to it."""
+_OUTPUT = re.compile("\0(?:-[oe]|--output|--error)[\0=]*([^\0]+)")
 WAITING, RUNNING, ENDED = "waiting", "running", "ended"
 ALL_WELL = "COMPLETED"
 ACCOUNTING = 60.0
@@ -71,15 +75,14 @@ def make_output_folders(folder: str, words: Sequence[str], lines: Sequence[str],
     script's own output is to go to, as its lines for the queue and the options before it say.
     `names`: the options with a job's name, as a pattern; `native`: its number, once it is known."""
     folder = os.path.normpath(folder)
-    ahead = list(itertools.takewhile(lambda w: not os.path.isfile(os.path.join(folder, w)), words))
-    text = "\0".join(["", *(word for line in lines for word in _split(line)), *ahead])
+    text, ahead = _join_options(folder, words, lines)
     called = re.findall(rf"\0(?:{names})[\0=]*([^\0]+)", text)
-    script = os.path.basename("".join(words[len(ahead) : len(ahead) + 1]))
+    script = os.path.basename("".join(words[ahead : ahead + 1]))
     user = pwd.getpwuid(os.getuid()).pw_name
     known = {"%": "%", "x": [script, *called][-1], "u": user}
     known.update(dict.fromkeys("jJA", native) if native else {})
     given = {"$JOB_NAME": known["x"], "$USER": user, **({"$JOB_ID": native} if native else {})}
-    for path in re.findall(r"\0(?:-[oe]|--output|--error)[\0=]*([^\0]+)", text):
+    for path in _OUTPUT.findall(text):
         path = _fill(path, known)
         for word, value in given.items():
             path = path.replace(word, value)
@@ -87,6 +90,45 @@ def make_output_folders(folder: str, words: Sequence[str], lines: Sequence[str],
         inside = place[len(folder) :] if f"{place}/".startswith(folder + "/") else "%"
         if not re.search(r"[%$\\]", inside):
             os.makedirs(place, exist_ok=True)
+
+
+def _join_options(folder: str, words: Sequence[str], lines: Sequence[str]) -> Tuple[str, int]:
+    """Those of a script's lines for the queue and those before it, each behind a NUL; and how many
+    words are before it."""
+    ahead = list(itertools.takewhile(lambda w: not os.path.isfile(os.path.join(folder, w)), words))
+    return "\0".join(["", *(word for line in lines for word in _split(line)), *ahead]), len(ahead)
+
+
+def note_earlier(folder: str, where: str, words: Sequence[str], lines: Sequence[str],
+                 appends: Callable[[str], bool]) -> None:  # fmt: skip
+    """Before a script is handed in: which files lie where its output will go. Those with the job's
+    number in their names are new. `appends`: whether output is added to them, by the options."""
+    text, _ = _join_options(where, words, lines)
+    found = {}
+    for path in _OUTPUT.findall(text):
+        if re.search(r"%[0-9]*[jJA]|\$JOB_ID", path):
+            continue
+        path = path.rpartition(":")[2].replace("$HOME", os.path.expanduser("~"))
+        pattern = re.sub(r"%[0-9]*[A-Za-z]|\$\w+", "*", glob.escape(os.path.join(where, path)))
+        for place in filter(os.path.isfile, glob.glob(pattern)):
+            found[os.path.realpath(place)] = _identify(place)
+    if found:
+        more = appends(text)
+        rows = {path: [*row, more] for path, row in found.items()}
+        processes.write(os.path.join(folder, EARLIER), json.dumps(rows))
+
+
+def _identify(path: str) -> List[int]:
+    """Changes with all that is written to it. Opened, since NFS then asks its server."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def _split(line: str) -> List[str]:
@@ -148,6 +190,18 @@ def learn(folder: str, parts: Sequence[Part]) -> None:
     rows = {key: list(part) for key, part in known.items()}
     processes.write(os.path.join(folder, PARTS), json.dumps(rows))
     ordered = _sort(known)
+    _show_outputs(folder, ordered)
+    if any(part.state == RUNNING or part.node for part in ordered):
+        _note_start(folder, ordered)
+
+
+def show_late_outputs(folder: str) -> None:
+    """Of files that lay there before the job: those that have become its own."""
+    _show_outputs(folder, _sort(_load(folder)))
+
+
+def _show_outputs(folder: str, ordered: Sequence[Part]) -> None:
+    earlier = json.loads(processes.read_text(os.path.join(folder, EARLIER)) or "{}")
     shown: Set[str] = set()  # tasks may share a file
     for number, part in enumerate(ordered):
         for kind, path in (("out", part.out), ("err", part.err)):
@@ -155,10 +209,9 @@ def learn(folder: str, parts: Sequence[Part]) -> None:
                 found = glob.glob(glob.escape(path).replace("$HOSTNAME", "*"))
                 path = found[0] if len(found) == 1 else ""
             if path and path != "/dev/null" and path not in shown:
-                _link(os.path.join(folder, "out", f"rank-{number}.{kind}"), path)
+                place = os.path.join(folder, "out", f"rank-{number}.{kind}")
+                _link(place, path, earlier.get(os.path.realpath(path), []))
             shown.add(path)
-    if any(part.state == RUNNING or part.node for part in ordered):
-        _note_start(folder, ordered)
 
 
 def note_end(folder: str) -> bool:
@@ -196,9 +249,17 @@ def _sort(parts: Dict[str, Part]) -> List[Part]:
     return sorted(parts.values(), key=lambda part: (len(part.id), part.id))
 
 
-def _link(place: str, path: str) -> None:
-    """Its output, where that of a rank would be."""
+def _link(place: str, path: str, earlier: Sequence[int]) -> None:
+    """Its output, where that of a rank would be. A file that lay there before (`earlier`: its row
+    of EARLIER) is this job's once it has changed, less what it had where the job appends."""
     if not os.path.lexists(place):
+        if earlier:
+            *known, appends = earlier
+            found = _identify(path)
+            if not found or found == known:
+                return
+            if appends and found[2] == known[2] and found[0] >= known[0]:
+                processes.write(place + ".cut", f"0 {known[0]}\n")
         with contextlib.suppress(FileExistsError):
             os.symlink(path, place)
 

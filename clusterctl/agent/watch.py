@@ -47,6 +47,10 @@ class FilePiece(NamedTuple):
 
 def list_files(job: str) -> List[Tuple[str, int]]:
     """The files that are followed, with their sizes."""
+    if os.path.exists(os.path.join(job, "earlier.json")):
+        from .scripts import show_late_outputs  # seldom needed
+
+        show_late_outputs(job)
     try:
         names = sorted(filter(OUTPUT.fullmatch, os.listdir(os.path.join(job, "out"))))
     except OSError:

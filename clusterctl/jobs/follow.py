@@ -880,7 +880,8 @@ class Follower:
         return pieces
 
     def _store(self, watch: Watch, file: OutputFile, offset: int, data: bytes) -> Iterator[Piece]:
-        if missing := offset - file.stored:
+        missing = offset - file.stored
+        if missing and file.stored:  # else it is what lay in the file before the job
             yield Piece(file.rank, watch.node, file.stream, records.render_marker(missing))
         if file.copy:
             if missing:

@@ -179,7 +179,8 @@ def read_log(path: Path) -> Iterator[tuple[bytes, int]]:
                 return  # also where a process died before the file was as long
             at = int(end)
             file.seek(at)
-            yield render_marker(at - int(start)), at
+            if start:  # else it is what lay in the file before the job
+                yield render_marker(at - int(start)), at
 
 
 def shorten(path: Path, files: int) -> None:

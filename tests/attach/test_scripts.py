@@ -43,9 +43,11 @@ def test_a_script_runs_in_the_current_folder_with_its_arguments(cli: Cli, site: 
 def test_a_script_is_cancelled(cli: Cli, site: Site) -> None:
     lines = {"slurm": ["--output=out"], "sge": ["-cwd", "-o out", "-j y"]}
     write(cli, site, "job.sh", lines, "echo started; exec sleep 300")
+    (cli.folder / "out").write_text("of an earlier job\n" * 9)
     number = cli("run", "--detach", "job.sh").job
     wait_for(lambda: "started" in cli("logs", str(number)).out, 60, "its output")
     cli("cancel", str(number))
+    assert cli("logs", str(number)).out.splitlines()[0] == "[0] started"
     assert cli.json("jobs", str(number))["jobs"][0]["state"] == "cancelled"
     assert "sleep 300" not in site.login.run("ps", "-e", "-o", "args")
 

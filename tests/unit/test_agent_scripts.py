@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import queues, scripts
+from clusterctl.agent import queues, scripts, watch
 from clusterctl.agent.scripts import ENDED, RUNNING, WAITING, Part
 from clusterctl.batch import verdict
 from tests.conftest import Need
@@ -230,6 +230,33 @@ def test_a_file_of_several_tasks_is_shown_once(tmp_path: Path) -> None:
     shared = [Part(str(n), RUNNING, "c1", "/x/all", "/x/all", 10.0) for n in range(2)]
     scripts.learn(str(tmp_path), shared)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank-0.out"]
+
+
+@pytest.mark.parametrize("system", ["slurm", "sge"])
+@pytest.mark.parametrize("option", ["-o=x.out", "--open-mode=append"])
+def test_what_lay_in_the_output_file_is_of_an_earlier_job(
+    system: str, option: str, tmp_path: Path
+) -> None:
+    """Slurm makes the file anew when the job starts, and Grid Engine adds to it: until then there
+    is nothing to show, also of a job whose output is the same."""
+    job, path = tmp_path / "job", tmp_path / "x.out"
+    (job / "out").mkdir(parents=True)
+    (tmp_path / "job.sh").touch()
+    path.write_text("old\nold\n")
+    os.utime(path, (1, 1))
+    adds = system == "sge" or "append" in option
+    words, appends = [option, "job.sh"], queues.SYSTEMS[system].appends
+    scripts.note_earlier(str(job), str(tmp_path), words, [" -o x.out"], appends)
+    part = Part("0", WAITING, "", str(path), str(path))
+    scripts.learn(str(job), [part])
+    scripts.learn(str(job), [Part("0", RUNNING, "c1", str(path), str(path), 10.0)])
+    assert list((job / "out").iterdir()) == []
+    with path.open("a" if adds else "w") as file:
+        file.write("old\nold\n")
+    news = [piece for piece in watch.find_news(str(job), {}) if piece.name != "state"]
+    assert [(piece.name, piece.start, piece.end) for piece in news] == [
+        ("out/rank-0.out", 8 if adds else 0, 16 if adds else 8)
+    ]
 
 
 @pytest.mark.parametrize(
