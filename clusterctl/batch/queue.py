@@ -190,21 +190,21 @@ class QueueSystem(BatchSystem):
         script gives them SIGTERM."""
         return signal if spec.pass_signal and signal != "TERM" else ""
 
-    @abstractmethod
     def choose_starter(self, spec: JobSpec, cluster: Cluster) -> str:
         """What starts the ranks in an emitted script: `srun` or `mpirun`."""
+        return "mpirun"
 
-    @abstractmethod
     def is_warned(self, spec: JobSpec, starter: str) -> bool:
         """Whether an emitted script itself is warned of the end, and passes that on."""
+        return bool(self.warn_after(spec))
 
-    @abstractmethod
     def adapt_directives(self, lines: list[str], spec: JobSpec, warned: bool) -> list[str]:
         """Those of a job of ours as an emitted script has them."""
+        return [line for line in lines if not line.startswith(self.ours)]
 
-    @abstractmethod
     def write_start(self, job: Job, starter: str) -> str:
         """The command that starts ranks."""
+        return call_mpirun(str(job.ranks), job.spec)
 
     def pass_on(self, secrets: Sequence[str]) -> list[str]:
         """Directives that hand these variables on from whoever hands the script in."""

@@ -134,14 +134,8 @@ class Sge(QueueSystem):
                 lines.append(f"-tc {most}")
         return [*lines, *_list_native(spec)]
 
-    def choose_starter(self, spec: JobSpec, cluster: Cluster) -> str:
-        return "mpirun"
-
-    def is_warned(self, spec: JobSpec, starter: str) -> bool:
-        return bool(self.warn_after(spec))
-
     def adapt_directives(self, lines: list[str], spec: JobSpec, warned: bool) -> list[str]:
-        return ["-S /bin/bash", *(line for line in lines if not line.startswith(self.ours))]
+        return ["-S /bin/bash", *super().adapt_directives(lines, spec, warned)]
 
     def write_start(self, job: Job, starter: str) -> str:
         if "pe" not in job.spec.native:

@@ -58,6 +58,9 @@ Include "{0}/config"
 Include /etc/ssh/ssh_config
 Match all
   UserKnownHostsFile "{0}/known_hosts" "{0}/known_hosts2"
+  IdentityFile "{0}/id_ed25519"
+  IdentityFile "{0}/id_ecdsa"
+  IdentityFile "{0}/id_rsa"
 """
 """For a HOME that is not that of the account: ssh looks at the latter alone."""
 

@@ -24,6 +24,7 @@ class Oar(QueueSystem):
     emits = "oarsub"
     end = "oardel"
     down = "Connection refused"
+    number = "OAR_JOB_ID"
     example_size = "--nodes 2"
     gone: ClassVar = {"Terminated": JobState.CANCELLED, "Error": JobState.FAILED}
     signals = (("USR1", "checkpoint"), ("TERM", "stopped"))

@@ -91,7 +91,7 @@ def test_a_row_is_all_that_a_batch_system_takes(
     for code, text, complaints in (planned, emitted):
         assert code == 0, complaints
         assert {"#OAR -q fast", "#OAR -p gpu=YES"} <= set(text.splitlines())
-    assert "oarsub" in emitted[1]
+    assert "mpirun" in emitted[1]
 
 
 def test_its_options_and_those_of_others_are_held_apart(

@@ -60,7 +60,7 @@ def main(verb: str, home: str, cluster_id: str, workers: str, mode: str, dies: s
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(main(*sys.argv[1:])))
+        print(json.dumps(main(*sys.argv[1:]), default=sorted))
     except ClusterctlError as error:
         print(json.dumps({"error": error.message, "hint": error.hint}))
         sys.exit(error.exit_code)

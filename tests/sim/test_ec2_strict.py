@@ -96,7 +96,11 @@ def test_local_zones_are_left_out(lab: Lab, api: Api) -> None:
         ("c7i.xlarge", {"ami": "ami-0a0000000000e2201"}, "its architecture is arm64"),
         ("p3dn.24xlarge", {}, "p3dn.24xlarge has V100 GPUs, which neither the driver"),
         ("g4dn.xlarge", {"disk": 50}, "worker-1, 50 GiB, is smaller than the snapshot of image"),
-        ("c7i.xlarge", {"ami": "ami-0a0000000000d2202"}, "worker-1, 30 GiB, is smaller than"),
+        (
+            "c7i.xlarge",
+            {"ami": "ami-0a0000000000d2202", "disk": 30},
+            "worker-1, 30 GiB, is smaller than",
+        ),
     ],
 )
 def test_what_cannot_boot_is_refused_before_it_costs(
