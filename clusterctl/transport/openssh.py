@@ -58,16 +58,17 @@ Include "{0}/config"
 Include /etc/ssh/ssh_config
 Match all
   UserKnownHostsFile "{0}/known_hosts" "{0}/known_hosts2"
-  IdentityFile "{0}/id_ed25519"
-  IdentityFile "{0}/id_ecdsa"
-  IdentityFile "{0}/id_rsa"
 """
+KEYS = "".join(f'  IdentityFile "{{0}}/id_{kind}"\n' for kind in ("ed25519", "ecdsa", "rsa"))
 """For a HOME that is not that of the account: ssh looks at the latter alone."""
 
 
-def _write_home() -> str:
+def _write_home(*, keys: bool = False) -> str:
+    """`keys`: also for jump hosts, which no option of the command line reaches."""
     home = Path.home()
-    return "" if home == Path(pwd.getpwuid(os.getuid()).pw_dir) else HOME.format(home / ".ssh")
+    if home == Path(pwd.getpwuid(os.getuid()).pw_dir):
+        return ""
+    return (HOME + KEYS * keys).format(home / ".ssh")
 
 
 def _write_words(node: Node, identity: Path | None) -> list[str]:
@@ -263,7 +264,7 @@ class LogIn:
         if not self._theirs:
             options |= {"ControlMaster": "yes", "ControlPath": str(self._path)}
             options |= {"ControlPersist": "no"}
-        home = _write_home()
+        home = _write_home(keys=not self._target.identity)
         (self._folder / "config").write_text(home)
         at_home = [Path(key).expanduser() for key in self._keys if home and key.startswith("~/")]
         script = RUN + KEEP * (not self._theirs) + EXEC
