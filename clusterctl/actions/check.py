@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +13,7 @@ from pathlib import Path
 from clusterctl import process
 from clusterctl.actions.common import Connected, Unfetched, open_pool
 from clusterctl.actions.down import take_down
-from clusterctl.actions.up import bring_up
+from clusterctl.actions.up import bring_up, handle_signals
 from clusterctl.core import catalog
 from clusterctl.core.model import (
     CloudSpec,
@@ -33,7 +29,6 @@ from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import ClusterctlError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import CheckRow, QuotaExceeded
-from clusterctl.process import ENDING
 from clusterctl.state.store import Store
 from clusterctl.terraform import binary as terraform_binary
 
@@ -198,25 +193,3 @@ def _reduce_with_launcher(store: Store, cluster: Cluster, report: Reporter) -> N
     whole = replace(cluster, nodes=(*cluster.workers, launcher))
     with open_pool(store, cluster) as pool:
         run_all_reduce(Connected(store, whole, pool, report), "hello.c")
-
-
-@contextmanager
-def handle_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM and a closed terminal stop `up` as Ctrl-C does, so that what it has created is
-    removed. After a call of what is yielded they do nothing: the machines are being removed."""
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in ENDING if main}
-    # Under nohup, a closed terminal is none of our business.
-    ours = [number for number, what in before.items() if what not in (None, signal.SIG_IGN)]
-
-    def ignore() -> None:
-        for number in ours:
-            signal.signal(number, lambda number, frame: None)
-
-    for number in ours:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield ignore
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])

@@ -6,10 +6,9 @@ import secrets
 from dataclasses import replace
 
 from clusterctl.actions import costs, up_plan
-from clusterctl.actions.check import handle_signals
 from clusterctl.actions.common import Unfetched, open_pool
 from clusterctl.actions.down import take_down
-from clusterctl.actions.up import bring_up
+from clusterctl.actions.up import bring_up, handle_signals
 from clusterctl.core import catalog
 from clusterctl.core.model import (
     CloudSpec,

@@ -17,6 +17,9 @@ VERSION = 1
 MARK = b"@@clusterctl "
 PATIENCE = 3600
 """Seconds for which a connection may be silent: a machine that has lost its power ends none."""
+EARLIER = "earlier.json"
+"""Of a script of the user's own: files where output goes that lay there before the job, by path:
+size, time and number of the file, and whether the job appends to it."""
 
 T = TypeVar("T")
 

@@ -20,9 +20,6 @@ from . import messages, processes
 OWN = "own.json"
 """What is handed in, and in which folder: messages.OwnScript."""
 PARTS = "parts.json"
-EARLIER = "earlier.json"
-"""Files where output goes that lay there before the job: by path, size, time, number of the file,
-and whether the job appends to it."""
 _OUTPUT = re.compile("\0(?:-[oe]|--output|--error)[\0=]*([^\0]+)")
 WAITING, RUNNING, ENDED = "waiting", "running", "ended"
 ALL_WELL = "COMPLETED"
@@ -115,7 +112,7 @@ def note_earlier(folder: str, where: str, words: Sequence[str], lines: Sequence[
     if found:
         more = appends(text)
         rows = {path: [*row, more] for path, row in found.items()}
-        processes.write(os.path.join(folder, EARLIER), json.dumps(rows))
+        processes.write(os.path.join(folder, messages.EARLIER), json.dumps(rows))
 
 
 def _identify(path: str) -> List[int]:
@@ -201,7 +198,7 @@ def show_late_outputs(folder: str) -> None:
 
 
 def _show_outputs(folder: str, ordered: Sequence[Part]) -> None:
-    earlier = json.loads(processes.read_text(os.path.join(folder, EARLIER)) or "{}")
+    earlier = json.loads(processes.read_text(os.path.join(folder, messages.EARLIER)) or "{}")
     shown: Set[str] = set()  # tasks may share a file
     for number, part in enumerate(ordered):
         for kind, path in (("out", part.out), ("err", part.err)):
@@ -251,7 +248,7 @@ def _sort(parts: Dict[str, Part]) -> List[Part]:
 
 def _link(place: str, path: str, earlier: Sequence[int]) -> None:
     """Its output, where that of a rank would be. A file that lay there before (`earlier`: its row
-    of EARLIER) is this job's once it has changed, less what it had where the job appends."""
+    of messages.EARLIER) is this job's once it has changed, less what it had where it appends."""
     if not os.path.lexists(place):
         if earlier:
             *known, appends = earlier

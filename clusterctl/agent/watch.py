@@ -47,7 +47,7 @@ class FilePiece(NamedTuple):
 
 def list_files(job: str) -> List[Tuple[str, int]]:
     """The files that are followed, with their sizes."""
-    if os.path.exists(os.path.join(job, "earlier.json")):
+    if os.path.exists(os.path.join(job, messages.EARLIER)):
         from .scripts import show_late_outputs  # seldom needed
 
         show_late_outputs(job)
