@@ -7,7 +7,6 @@ import errno
 import inspect
 import io
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -179,11 +178,11 @@ def _has_panels() -> bool:
     return has_colours(sys.stdout) and sys.stdout.encoding.lower() == "utf-8"
 
 
-_COLOURS = {
-    "1;36": r"(?<![\w-])--[a-z][\w-]*|(?<=^│ )[a-z][\w-]*(?=  )",  # as Typer has them
-    "1;32": r"(?<![\w-])-[a-zA-Z]\b",
-    "1;33": r"(?<= )(?:\[[A-Z]+\.*\]|[A-Z][A-Z_=|\[\]]+)(?= |$)",
-    "2": r"\(default: [^)]*\)|^[╭╰].*|^│|│$",
+_STYLES = {
+    "bold cyan": r"(?<![\w-])--[a-z][\w-]*|(?m:^)[a-z][\w-]*(?=  )",  # as Typer has them
+    "bold green": r"(?<![\w-])-[a-zA-Z]\b",
+    "bold yellow": r"(?<= )(?:\[[A-Z]+\.*\]|[A-Z][A-Z_=|\[\]]+)(?= |$)",
+    "dim": r"\(default: [^)]*\)",
 }
 
 
@@ -191,23 +190,22 @@ def _draw_panels(text: str) -> str:
     """On a terminal, the help with each section in a panel, and coloured; elsewhere as it is."""
     if not _has_panels():
         return text
-    width, drawn = _choose_width() + 2, []
-    for part in text.split("\n\n"):
-        head, *lines = part.split("\n")
-        if lines and head.endswith(":") and lines[0].startswith("  "):
-            drawn.append(f"╭─ {head[:-1]} {'─' * (width - len(head) - 4)}╮")
-            drawn += [f"│ {line[2:]:<{width - 4}} │" for line in lines]
-            drawn.append(f"╰{'─' * (width - 2)}╯")
-        else:
-            drawn += ["", part, ""]
-    lines = "\n".join(drawn).strip().replace("\n\n\n", "\n\n").split("\n")
-    return "\n".join(map(_colour_line, lines))
+    # Not for other commands: it takes as long as all else.
+    from rich.console import Console as RichConsole
+    from rich.panel import Panel
+    from rich.text import Text
 
-
-def _colour_line(line: str) -> str:
-    for colour, pattern in _COLOURS.items():
-        line = re.sub(pattern, f"\x1b[{colour}m\\g<0>\x1b[0m", line)
-    return line
+    drawing = RichConsole(force_terminal=True, color_system="standard", width=_choose_width() + 2)
+    with drawing.capture() as drawn:
+        for part in text.split("\n\n"):
+            head, *lines = part.split("\n")
+            section = bool(lines) and head.endswith(":") and lines[0].startswith("  ")
+            shown = Text("\n".join(line[2:] for line in lines) if section else f"{part}\n")
+            for style, pattern in _STYLES.items():
+                shown.highlight_regex(pattern, style)
+            panel = Panel(shown, title=head[:-1], title_align="left", border_style="dim")
+            drawing.print(panel if section else shown, highlight=False)
+    return drawn.get().rstrip()
 
 
 # -------------------------------------------------------------------------------------------------
