@@ -77,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # torch and the workloads above all: they run on nodes.
 MAY_USE: dict[str, set[str]] = {
     "typer": {"cli"},
+    "rich": {"cli"},
     "fabric": {"transport"},
     "paramiko": {"transport"},
     "invoke": {"transport"},
