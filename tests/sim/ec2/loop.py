@@ -88,7 +88,9 @@ class Loop:
             self._vpcs.pop(id).close()
 
     def state(self) -> dict[str, Any]:
-        """Instance → its machine, for the tests."""
+        """Instance → its machine, for the tests. One that was stopped and started since the last
+        turn is not up: it still has the address of before."""
+        addresses = {one.id: one.public_ip_address for one in instances()}
         found = {}
         for id, machine in list(self._machines.items()):
             order = machine.order
@@ -99,7 +101,7 @@ class Loop:
                 "public": order.public,
                 "hostname": order.hostname,
                 "pid": machine.pid,
-                "up": machine.up and id in self._plugged,
+                "up": machine.up and id in self._plugged and addresses.get(id) == order.public,
                 "log": str(order.folder),
             }
         return found
