@@ -144,6 +144,27 @@ def test_no_fence_of_pmix_ends_early(
     assert (work / "fence").read_text() == f"{found}\n"
 
 
+FAILS = """
+if [ "$RANK" = 0 ]; then touch failed; exit 3; fi
+until [ -e failed ]; do sleep 0.05; done
+kill -TERM "$PPID"
+sleep 0.5
+exit 143
+"""
+
+
+def test_an_emitted_script_ends_with_the_code_of_the_rank_that_failed_first(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    """Not with the largest, as srun does, which ends the other ranks. One that is told to end may
+    take its time to save."""
+    where, one, plan = made(tmp_path, ("/bin/sh", "-c", FAILS), launcher="srun")
+    script = load_system("slurm").emit(one, where, plan, beside="")
+    done = subprocess.run(["bash", "-c", script], env=slurm, cwd=tmp_path, timeout=60)
+    assert done.returncode == 3
+    assert not list(tmp_path.glob(".code*"))
+
+
 @rows("changes, mpi", "batch_scripts.a_slurm_without_pmix")
 def test_a_slurm_without_pmix(
     changes: dict[str, Any], mpi: str, slurm: dict[str, str], tmp_path: Path
