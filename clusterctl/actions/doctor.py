@@ -1,13 +1,14 @@
-"""`doctor`: looks at a job on all its nodes at once, and says why it hangs or has failed."""
+"""`doctor`: looks at a job on all its nodes at once, and says why it hangs or has failed; and at
+the machines of a cluster that do not run or answer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from clusterctl.actions import jobs
+from clusterctl.actions import jobs, status
 from clusterctl.actions.common import open_pool
 from clusterctl.batch.system import load_system
 from clusterctl.core import stacks as core_stacks
@@ -15,7 +16,7 @@ from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Phase, Reporter
 from clusterctl.core.stacks import Folded
-from clusterctl.core.text import count
+from clusterctl.core.text import count, list_last_lines
 from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, waits
 from clusterctl.insight.doctor import findings as doctor_findings
@@ -24,6 +25,7 @@ from clusterctl.insight.node_views import Dump, Moves, NodeView, Rank
 from clusterctl.jobs import control, submit
 from clusterctl.jobs.records import read_stored
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
+from clusterctl.machines.providers import load_provider
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
@@ -41,6 +43,43 @@ HELPERS = 16
 """Processes beside the ranks' own whose stacks are read on a node."""
 TAIL = 64_000
 """Bytes of each output of each rank that are read."""
+
+
+BOOT_LOG = "tail -n 50 /var/log/cloud-init-output.log"
+
+
+@dataclass(frozen=True, slots=True)
+class MachineView:
+    """A machine that does not run or answer, or is not ready: the end of its console, and of what
+    cloud-init has logged there."""
+
+    node: str
+    state: str
+    console: Sequence[str] = ()
+    cloud_init: Sequence[str] = ()
+
+
+def look_at_machines(store: Store, cluster: Cluster) -> tuple[tuple[MachineView, ...], list[str]]:
+    """Those of a cluster that clusterctl has made or was given, and what else is wrong with it.
+    Raises ProviderError."""
+    provider, folder = load_provider(cluster.spec.provider), store.locate_folder(cluster.name)
+    found = status.read_status(store, cluster, live=True)
+    states = {one.node.name: one.live for one in found.nodes}
+    states = states or provider.describe(cluster, folder)
+    there = [name for name, state in states.items() if state.startswith(("running, ", "answers"))]
+    silent = [name for name in states if name not in there]
+    consoles = provider.read_consoles(cluster, folder, silent) if silent else {}
+    logs: dict[str, tuple[str, ...]] = {}
+    if there and cluster.phase is Phase.CREATING and provider.features.fresh_machines:
+        with open_pool(store, cluster) as pool:
+            results = pool.run(BOOT_LOG, there, timeout=ANSWER)
+            logs = {one.node: list_last_lines(one.text) for one in results}
+    views = (
+        MachineView(name, state, consoles.get(name, ()), logs.get(name, ()))
+        for name, state in states.items()
+        if name in silent or logs.get(name)
+    )
+    return tuple(views), list(found.warnings)
 
 
 @dataclass(frozen=True, slots=True)

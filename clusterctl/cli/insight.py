@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from clusterctl.cli.output import choose_number
 from clusterctl.cli.run import read_input
 from clusterctl.core import stacks
 from clusterctl.core.job import JobState
+from clusterctl.core.model import Phase
 from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import redact
 from clusterctl.errors import UsageError
@@ -53,12 +54,27 @@ SHOWN = 12
 
 
 def doctor(given: Doctor, console: Console) -> None:
+    store = common.open_store()
+    machines: Sequence[actions_doctor.MachineView] = ()
+    if given.cluster and given.job is None and (cluster := store.find(given.cluster)):
+        machines, warnings = actions_doctor.look_at_machines(store, cluster)
+        answer = "" if machines else f"all {count(len(cluster.nodes), 'node')} answer"
+        answer = f"cluster {cluster.name}, {cluster.phase.value}: {answer or 'see its machines'}"
+        console.report(answer)
+        for line in warnings:
+            console.note(line)
+        if machines:
+            console.result("\n\n".join(map(_render_machine, machines)))
+        if cluster.phase is not Phase.READY or not store.list_cluster_jobs(cluster):
+            console.document(job=None, summary=answer, findings=[], stacks=[], machines=machines)
+            return
     store, number = choose_number(given, console)
     found = actions_doctor.diagnose(store, number, given.cluster, console.report)
     job = found.job
     console.report(f"job {job.id}, {count(job.ranks, 'rank')}: {job.state.value}")
     console.result("\n\n".join([*_render_findings(found), *_render_stacks(found, console.verbose)]))
     console.document(
+        machines=machines,
         job=job.id,
         state=job.state,
         summary=found.summary,
@@ -69,6 +85,14 @@ def doctor(given: Doctor, console: Console) -> None:
         ],
         stacks=[_document_stack(item) for item in found.stacks],
     )
+
+
+def _render_machine(view: actions_doctor.MachineView) -> str:
+    lines = [f"{view.node}: {view.state}"]
+    for what, text in (("its console", view.console), ("cloud-init's log", view.cloud_init)):
+        if text:
+            lines += [f"  the end of {what}:", *(f"    {line}" for line in text)]
+    return "\n".join(lines)
 
 
 def _render_findings(found: actions_doctor.Diagnosis) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -63,6 +64,17 @@ def format_span(seconds: float) -> str:
 def format_time(when: float) -> str:
     """A moment (seconds since the epoch) in local time: `2026-11-21 13:05:00 UTC`."""
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(when))
+
+
+LAST_LINES = 12
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+def list_last_lines(text: str) -> tuple[str, ...]:
+    """The end of a console or log, without what would move a cursor or colour the text."""
+    plain = _ESCAPE.sub("", text)
+    lines = ("".join(filter(str.isprintable, line)).rstrip() for line in plain.splitlines())
+    return tuple([line[:200] for line in lines if line][-LAST_LINES:])
 
 
 # -------------------------------------------------------------------------------------------------

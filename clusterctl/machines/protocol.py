@@ -246,6 +246,13 @@ class Provider:
         that may only be cut off from this machine. Raises ProviderError."""
         return {}
 
+    def read_consoles(
+        self, cluster: Cluster, folder: Path, names: Collection[str]
+    ) -> Mapping[str, Sequence[str]]:
+        """The last lines that these nodes have written as they started, as far as they are kept;
+        of few nodes where it takes long. Raises ProviderError."""
+        return {}
+
     def find_ids(self, folder: Path) -> frozenset[str]:
         """The ids of the clusters of `folder`, from what there is of them and without a record.
         Raises RecordError where there was one, and nothing tells which."""

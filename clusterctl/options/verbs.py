@@ -708,12 +708,13 @@ class Doctor(Common, heading=JOBS, module="insight"):
     """Say why a job hangs or has failed.
 
     Looks at all its nodes at once: stacks of the ranks, memory, disks, clocks, links, and what the
-    ranks printed.
+    ranks printed. With --cluster, first at machines that do not run or answer: the end of their
+    consoles.
     """
 
-    examples = ("clusterctl doctor", "clusterctl doctor 7 --json")
+    examples = ("clusterctl doctor", "clusterctl doctor 7 --json", "clusterctl doctor -c lab")
     job = LAST_JOB
-    cluster = OF_JOB
+    cluster = cluster_option(help="Check the machines of this cluster, then its last job")
 
 
 class Diff(Common, heading=JOBS, module="insight"):

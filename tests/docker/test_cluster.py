@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -105,6 +106,8 @@ def test_up_again_keeps_nodes_and_revives_what_stands_still(
     clusterctl("ssh", "worker-2", "--", "sh", "-c", "echo kept | tee /root/mark >/shared/mark")
     engine("stop", "-t", "0", names[2])
     assert "exited: exit code" in clusterctl("status", "--live").stdout
+    looked = clusterctl("doctor", "-c", "default").stdout
+    assert re.search(r"worker-2: exited: .+\n  the end of its console:\n    .+", looked), looked
     engine("rm", "-f", names[1])
     assert "gone: no such container" in clusterctl("status", "--live").stdout
     said = clusterctl("up").stderr

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from clusterctl.actions.common import open_store
 from clusterctl.actions.doctor import ask_nodes
 from clusterctl.agent import stacks
 from clusterctl.core.clock import Deadline
-from clusterctl.core.model import NodeResult
+from clusterctl.core.model import Cluster, NodeResult, Phase
 from clusterctl.core.stacks import explain_kernel
 from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, findings
 from clusterctl.insight.node_views import NodeView
+from clusterctl.machines.local.provider import LocalProvider
 from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import OnStdout, Transport
+from tests.unit.calling import Call
 from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, two_ranks, view
-from tests.unit.making import node
+from tests.unit.making import cluster, node
+from tests.unit.provided import provide
 from tests.unit.scripts import until
 from tests.unit.tables import read_rows
 
@@ -43,6 +48,33 @@ class Slow(LocalTransport):
     ) -> NodeResult:
         self._given.append(timeout)
         return super().run(command, stdin=stdin, timeout=max(timeout, 30), on_stdout=on_stdout)
+
+
+def test_machines_that_never_came_up_show_the_end_of_their_logs(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A named cluster needs no job for that; what answers is not shown."""
+
+    class Gone(LocalProvider):
+        def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+            return {"launcher": "gone: it has no process", "worker-1": "gone"}
+
+    provide(monkeypatch, "local", Gone())
+    store = open_store()
+    store.save(replace(cluster(provider="local"), nodes=(), phase=Phase.CREATING))
+    log = store.locate_folder("lab") / "nodes/worker-1/sshd.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("its tag\nno host keys\x1b[1m available\n")
+    assert call("doctor", "-c", "lab").out.splitlines() == [
+        "launcher: gone: it has no process",
+        "",
+        "worker-1: gone",
+        "  the end of its console:",
+        "    no host keys available",
+    ]
+    shown = call("doctor", "-c", "lab", "--json").document
+    assert shown["machines"][1]["console"] == ["no host keys available"]
+    assert shown["job"] is None
 
 
 def test_no_node_has_more_time_to_answer_than_is_left(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from clusterctl.core import progress
 from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.core.progress import NodePhases
+from clusterctl.core.text import LAST_LINES, list_last_lines
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import ledger
 from clusterctl.machines.ec2 import create, prices, refusals, spec
@@ -278,10 +279,10 @@ def test_the_end_of_a_console_is_plain_text() -> None:
     """It is what a machine has sent: systemd colours it, and boot loaders move the cursor."""
     text = "GRUB\x1b[2J\r\n\n" + "".join(f"[   {n}.0] line\n" for n in range(20))
     text += "[\x1b[0;1;31mFAILED\x1b[0m] Failed to start \x1b[0;1;39mssh.service\x1b[0m.\x07\r\n"
-    lines = create.list_console_lines(text)
+    lines = list_last_lines(text)
     assert lines[-1] == "[FAILED] Failed to start ssh.service."
-    assert (len(lines), lines[0]) == (create.CONSOLE_LINES, "[   9.0] line")
-    assert create.list_console_lines("\n\x1b[0m\n") == []
+    assert (len(lines), lines[0]) == (LAST_LINES, "[   9.0] line")
+    assert list_last_lines("\n\x1b[0m\n") == ()
 
 
 def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:

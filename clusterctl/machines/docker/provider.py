@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from clusterctl import process
 from clusterctl.core import catalog, keys
 from clusterctl.core.model import SHARED, Cluster, ClusterSpec, Node, Reporter, Role, Runtime
-from clusterctl.core.text import count
+from clusterctl.core.text import count, list_last_lines
 from clusterctl.errors import LeftoverError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines import deadlines, networks
 from clusterctl.machines.docker import containers
@@ -170,6 +170,13 @@ class DockerProvider(Provider):
             # `docker restart` leaves one restarting, `docker pause` paused: they come back.
             if name not in found or found[name].state in ("exited", "dead", "removing")
         }
+
+    def read_consoles(
+        self, cluster: Cluster, folder: Path, names: Collection[str]
+    ) -> dict[str, tuple[str, ...]]:
+        mine = [item for item in containers.list_containers(cluster.id) if item.node in names]
+        said = {item.node: containers.call("logs", "--tail", "50", item.id) for item in mine}
+        return {name: list_last_lines(one.text + one.complaints) for name, one in said.items()}
 
     def find_ids(self, folder: Path) -> frozenset[str]:
         return containers.list_clusters(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +26,7 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.core.progress import NodePhases
+from clusterctl.core.text import list_last_lines
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import api as ec2_api
@@ -590,7 +590,9 @@ def create(
         )
     except NodeUnreachable as error:
         silent = {node.name: node.machine for node in nodes if node.name in error.nodes}
-        _report_consoles(api, silent, report)
+        for name, lines in read_consoles(api, silent).items():
+            for line in (f"{name}: the end of its console", *(f"  {line}" for line in lines)):
+                report(line)
         raise
     reason = plan.name_mode(api.region, state.spot, state.on_demand)
     return Created(
@@ -604,28 +606,19 @@ def create(
 
 CONSOLES = 3
 """Machines whose consoles are shown: one reason is often that of all."""
-CONSOLE_LINES = 12
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
-def list_console_lines(text: str) -> list[str]:
-    """The last lines of a console, without what would move a cursor or colour the text."""
-    plain = _ESCAPE.sub("", text)
-    lines = ("".join(filter(str.isprintable, line)).rstrip() for line in plain.splitlines())
-    return [line[:200] for line in lines if line][-CONSOLE_LINES:]
-
-
-def _report_consoles(api: Api, machines: Mapping[str, str], report: Reporter) -> None:
-    """`machines`: instances by the name of their node."""
+def read_consoles(api: Api, machines: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The end of each console, or why there is none. `machines`: instances by the name of their
+    node."""
+    found = {}
     for name, machine in list(machines.items())[:CONSOLES]:
         try:
-            lines = list_console_lines(api.read_console(machine))
+            lines = list_last_lines(api.read_console(machine))
+            found[name] = lines or ("(nothing on it yet)",)
         except ProviderError as error:
-            report(f"{name}: its console cannot be read: {error.message}")
-            continue
-        report(f"{name}: {'the end of its console' if lines else 'nothing on its console yet'}")
-        for line in lines:
-            report(f"  {line}")
+            found[name] = (f"(cannot be read: {error.message})",)
+    return found
 
 
 def _check_nodes(api: Api, cluster: Cluster, runner: terraform_folder.Terraform) -> None:

@@ -127,13 +127,11 @@ def _read_gateway(row: dict[str, Any]) -> Thing:
 
 
 def describe_instances(api: Api, cluster: Cluster) -> dict[str, str]:
-    """How each node's instance is, in words."""
-    found = _find_instances(api, cluster)
+    """How each node's instance is, in words; before there are nodes, each instance."""
+    found = find_newest(api, cluster)
     return {
-        node.name: _describe_instance(found[node.name])
-        if node.name in found
-        else "gone: AWS has no such instance"
-        for node in cluster.nodes
+        name: _describe_instance(found[name]) if name in found else "gone: AWS has no such instance"
+        for name in [node.name for node in cluster.nodes] or sorted(found)
     }
 
 
@@ -141,13 +139,13 @@ def list_ending(api: Api, cluster: Cluster, reclaimed: Collection[str]) -> froze
     """The nodes that AWS is ending; those in `reclaimed` count even if it does not show it yet."""
     return frozenset(
         name
-        for name, item in _find_instances(api, cluster).items()
+        for name, item in find_newest(api, cluster).items()
         if item.state == "shutting-down"
         or (name in reclaimed and item.state in ("pending", "running"))
     )
 
 
-def _find_instances(api: Api, cluster: Cluster) -> dict[str, Instance]:
+def find_newest(api: Api, cluster: Cluster) -> dict[str, Instance]:
     """By node, while EC2 shows them: for an hour after their end."""
     states = (*LIVING, "terminated")
     found = api.list_instances(filter_by_cluster(cluster.id), states=states)

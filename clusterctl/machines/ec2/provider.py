@@ -157,6 +157,13 @@ class Ec2Provider(Cloud):
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return ledger.describe_instances(self._open_api(cluster, folder), cluster)
 
+    def read_consoles(
+        self, cluster: Cluster, folder: Path, names: Collection[str]
+    ) -> dict[str, tuple[str, ...]]:
+        api = self._open_api(cluster, folder)
+        found = ledger.find_newest(api, cluster)
+        return ec2_create.read_consoles(api, {n: found[n].id for n in names if n in found})
+
     def list_dead(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         told = self.describe(cluster, folder).items()
         return {name: what for name, what in told if what not in ("pending", "running")}

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
-from clusterctl.core.text import count
+from clusterctl.core.text import count, list_last_lines
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.local import layout, nodes, processes
@@ -140,6 +141,16 @@ class LocalProvider(Provider):
             elif cut_off:
                 dead[name] = "disconnected: the process that holds the network is gone"
         return dead
+
+    def read_consoles(
+        self, cluster: Cluster, folder: Path, names: Collection[str]
+    ) -> dict[str, tuple[str, ...]]:
+        logs = {name: layout.make_site(cluster.id, folder).locate(name).log for name in names}
+        return {
+            name: list_last_lines(log.read_text(errors="replace").partition("\n")[2])  # its tag
+            for name, log in logs.items()
+            if log.exists()
+        }
 
     def find_ids(self, folder: Path) -> frozenset[str]:
         configs = folder.glob("nodes/*/etc/sshd_config")
