@@ -15,6 +15,7 @@ from clusterctl.core import keys
 from tests.attach.lab import Hosts
 from tests.conftest import Need, require_namespaces, require_sshd
 from tests.e2e.cli import Cli, wait_for
+from tests.unit.tables import rows
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
@@ -496,11 +497,7 @@ def test_a_jump_host_of_ssh_config_is_honoured(hosts: Hosts, cli: Cli) -> None:
         config.unlink()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("{alpha}\nnode[5:1]", "hosts:2"), ("", "lists no hosts")],
-    ids=["range", "empty"],
-)
+@rows("text, words", "hosts.a_bad_line_is_named_and_nothing_made")
 def test_a_bad_line_is_named_and_nothing_made(
     hosts: Hosts, cli: Cli, text: str, words: str
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import missing
 from tests.e2e.cli import ROOT, Cli, Traces
 from tests.e2e.conftest import MakeCli
+from tests.unit.tables import rows
 
 pytestmark = pytest.mark.sshd
 
@@ -111,20 +112,7 @@ def through_shell(cli: Cli, line: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "says"),
-    [
-        ("$C status >&-", 0, ""),
-        ("$C status 2>&- >/dev/null", 0, ""),
-        ("$C list <&- >&- 2>&-", 0, ""),
-        ("$C status >/dev/full", 2, "cannot write the output: No space left on device"),
-        ("$C status --json >/dev/full", 2, "cannot write the output: No space left on device"),
-        ("$C list 2>/dev/full >/dev/null", 0, ""),
-        ("$C status | true", 0, ""),
-        ("$C run \"$(printf 'a\\377.py')\"", 2, "not UTF-8"),
-        ("X=\"$(printf 'a\\377')\" $C run -e X trivial.py", 2, "the value of X is not UTF-8"),
-    ],
-)
+@rows("line, code, says", "damage.streams_and_words_that_are_not_as_they_should_be")
 def test_streams_and_words_that_are_not_as_they_should_be(
     cli: Cli, line: str, code: int, says: str
 ) -> None:

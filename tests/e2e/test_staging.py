@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Need
 from tests.e2e.cli import Cli
+from tests.unit.tables import rows
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -62,14 +63,7 @@ STAGED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("where", "script", "folder"),
-    [
-        ("repo", "tools/list.py", "."),
-        ("repo/sub dir/deep", "../../tools/list.py", "sub dir/deep"),
-        (".", "repo/tools/list.py", "tools"),
-    ],
-)
+@rows("where, script, folder", "staging.a_git_work_tree_travels_by_gits_own_rules")
 def test_a_git_work_tree_travels_by_gits_own_rules(
     cli: Cli, repo: Path, where: str, script: str, folder: str
 ) -> None:

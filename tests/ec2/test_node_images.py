@@ -6,6 +6,7 @@ import pytest
 
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.ec2.conftest import World
+from tests.unit.tables import rows
 
 pytestmark = [
     pytest.mark.usefixtures("many_cpus"),
@@ -28,20 +29,7 @@ def test_the_plan_names_every_image_with_digest_and_size(world: World) -> None:
     assert "image of the launcher: built there" in plan
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (
-            ("--gpu", "g4dn", "--image", "me/none:1"),
-            "docker.io does not provide the image me/none:1",
-        ),
-        (("--gpu", "g4dn", "--image", "nvidia=me/hidden:1"), "run `docker login`"),
-        (
-            ("--gpu", "g4ad"),
-            "does not provide the image rafalsiwek/g4ad_distributed_ml:1.0",
-        ),
-    ],
-)
+@rows("words, says", "node_images.what_no_node_could_get_is_refused_and_nothing_made")
 def test_what_no_node_could_get_is_refused_and_nothing_made(
     world: World, words: tuple[str, ...], says: str
 ) -> None:

@@ -106,17 +106,9 @@ def test_hosts_give_every_node_its_real_address() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.19", (9, 2)),
-        ("unknown option -- V\nOpenSSH_8.9p1 Ubuntu-3\nusage: sshd", (8, 9)),
-        ("OpenSSH_10.0p2 Debian-7", (10, 0)),
-        ("something else", (0, 0)),
-    ],
-)
-def test_versions_of_sshd(text: str, expected: tuple[int, int]) -> None:
-    assert layout.parse_version(text) == expected
+@rows("text, expected", "decisions.versions_of_sshd")
+def test_versions_of_sshd(text: str, expected: list[int]) -> None:
+    assert layout.parse_version(text) == tuple(expected)
 
 
 def test_the_configuration_is_strict(tmp_path: Path) -> None:

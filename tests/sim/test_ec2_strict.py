@@ -21,6 +21,7 @@ from clusterctl.terraform.folder import Terraform
 from tests.ec2.conftest import policy
 from tests.sim.lab import UBUNTU, Lab, their_network, with_nat
 from tests.unit.calling import clusterctl
+from tests.unit.tables import rows
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
@@ -88,21 +89,7 @@ def test_local_zones_are_left_out(lab: Lab, api: Api) -> None:
         survey(api, zones=("us-east-1-bos-1a",))
 
 
-@pytest.mark.parametrize(
-    ("kind", "cloud", "said"),
-    [
-        ("t4g.xlarge", {}, r"t4g.xlarge has a processor of another architecture \(arm64\)"),
-        ("c7i.xlarge", {"launcher_type": "t4g.micro"}, "t4g.micro has a processor of another"),
-        ("c7i.xlarge", {"ami": "ami-0a0000000000e2201"}, "its architecture is arm64"),
-        ("p3dn.24xlarge", {}, "p3dn.24xlarge has V100 GPUs, which neither the driver"),
-        ("g4dn.xlarge", {"disk": 50}, "worker-1, 50 GiB, is smaller than the snapshot of image"),
-        (
-            "c7i.xlarge",
-            {"ami": "ami-0a0000000000d2202", "disk": 30},
-            "worker-1, 30 GiB, is smaller than",
-        ),
-    ],
-)
+@rows("kind, cloud, said", "ec2_strict.what_cannot_boot_is_refused_before_it_costs")
 def test_what_cannot_boot_is_refused_before_it_costs(
     lab: Lab, api: Api, kind: str, cloud: dict[str, Any], said: str
 ) -> None:
@@ -286,14 +273,8 @@ def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
             assert not survey(api, private=True, vpc=vpc).nat
 
 
-@pytest.mark.parametrize(
-    ("action", "where", "way_out"),
-    [
-        ("CreateVpc", {}, "--vpc"),
-        ("CreateInternetGateway", {}, "--vpc"),
-        ("AllocateAddress", {"private": True}, "--vpc"),
-        ("CreateSecurityGroup", {"vpc": "theirs"}, "two security groups"),
-    ],
+@rows(
+    "action, where, way_out", "ec2_strict.who_may_make_no_part_of_a_network_is_told_before_it_costs"
 )
 def test_who_may_make_no_part_of_a_network_is_told_before_it_costs(
     lab: Lab, api: Api, action: str, where: dict[str, Any], way_out: str

@@ -22,6 +22,7 @@ from clusterctl.core.model import make_error
 from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.transport.ssh import SshTransport
 from tests.transport.lab import Sshd, free_port, make_node, write_key
+from tests.unit.tables import rows
 
 pytestmark = pytest.mark.sshd
 
@@ -205,17 +206,7 @@ def test_refused_key(sshd: Sshd, tmp_path: Path) -> None:
     fails(transport, "refused user", str(tmp_path / "stranger"), "authorized_keys")
 
 
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ("Ciphers chacha20-poly1305@openssh.com\n", ("have no algorithm in common",)),
-        (
-            "PubkeyAuthentication no\nPasswordAuthentication yes\n",
-            ("sshd does not accept keys for user", "only password"),
-        ),
-    ],
-    ids=["ciphers", "passwords"],
-)
+@rows("extra, words", "connect.a_server_that_nobody_can_log_in_to")
 def test_a_server_that_nobody_can_log_in_to(
     extra: str, words: tuple[str, ...], start_sshd: Callable[..., Sshd]
 ) -> None:

@@ -22,6 +22,7 @@ from clusterctl.jobs.fetch import get_linked
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd
+from tests.unit.tables import rows
 
 pytestmark = pytest.mark.sshd
 
@@ -408,10 +409,7 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
 """
 
 
-@pytest.mark.parametrize(
-    ("evil", "came"),
-    [("../evil", []), ("/tmp/clusterctl-test-evil", []), ("out/evil", ["target"])],
-)
+@rows("evil, came", "copy.hostile_node")
 def test_hostile_node(
     start_sshd: Callable[..., Sshd], tmp_path: Path, evil: str, came: list[str]
 ) -> None:

@@ -405,13 +405,7 @@ def test_ctrl_c_at_a_question(asking: Callable[..., Sshd], home: Path) -> None:
     assert not masters()
 
 
-@pytest.mark.parametrize(
-    ("extra", "words"),
-    [
-        ("PubkeyAuthentication no\nPasswordAuthentication yes\n", "root@127.0.0.1's password:"),
-        ("PubkeyAuthentication no\nKbdInteractiveAuthentication yes\n", "Password:"),
-    ],
-)
+@rows("extra, words", "openssh.nobody_is_asked_without_a_terminal")
 def test_nobody_is_asked_without_a_terminal(
     extra: str, words: str, asking: Callable[..., Sshd], home: Path
 ) -> None:

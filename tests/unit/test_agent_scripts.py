@@ -11,6 +11,7 @@ from clusterctl.agent import queues, scripts, watch
 from clusterctl.agent.scripts import ENDED, RUNNING, WAITING, Part
 from clusterctl.batch import verdict
 from tests.conftest import Need
+from tests.unit.tables import rows
 
 SLURM = """\
 JobId=12 ArrayJobId=12 ArrayTaskId=3-5:2%2 JobName=my job JobState=PENDING \
@@ -42,15 +43,7 @@ def test_slurm_tells_of_tasks_that_wait_run_and_have_ended() -> None:
     assert (parts["3"].out, parts["3"].began, parts["2"].ended) == ("", 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("given", "merge", "tasks", "out", "err"),
-    [
-        ("", "n", "", "work/job.sh.o7", "work/job.sh.e7"),
-        ("", "y", "job-array tasks: 1-3:2", "work/job.sh.o7.3", ""),
-        ("logs", "n", "", "work/logs/job.sh.o7", "work/job.sh.e7"),
-        ("$JOB_NAME-$JOB_ID.$TASK_ID", "y", "job-array tasks: 3-3:1", "work/job.sh-7.3", ""),
-    ],
-)
+@rows("given, merge, tasks, out, err", "agent_scripts.where_grid_engine_puts_output")
 def test_where_grid_engine_puts_output(
     given: str, merge: str, tasks: str, out: str, err: str, tmp_path: Path
 ) -> None:
@@ -147,18 +140,7 @@ def test_a_copy_of_the_tree_has_the_folders_for_output(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["work"]
 
 
-@pytest.mark.parametrize(
-    ("shell", "file", "lines"),
-    [
-        (
-            "bash",
-            ".bash_profile",
-            "module() { :; }; export -f module; export MINE='a\nb'; echo hello",
-        ),
-        ("tcsh", ".login", "echo hello; setenv MINE 'a\\\nb'"),
-        ("zsh", ".zprofile", "echo hello; export MINE='a\nb'"),
-    ],
-)
+@rows("shell, file, lines", "agent_scripts.what_a_login_sets")
 def test_what_a_login_sets(
     file: str, lines: str, need: Need, monkeypatch: pytest.MonkeyPatch, shell: str, tmp_path: Path
 ) -> None:
@@ -178,10 +160,7 @@ def test_a_login_that_does_not_end(tmp_path: Path) -> None:
     assert scripts.read_login(str(tmp_path), "/no/shell") == {}
 
 
-@pytest.mark.parametrize(
-    ("options", "adds"),
-    [("-j y job.sh", ["-cwd"]), ("job.sh -cwd", []), ("-j y -wd /x job.sh", [])],
-)
+@rows("options, adds", "agent_scripts.grid_engine_starts_in_the_copy")
 def test_grid_engine_starts_in_the_copy(options: str, adds: list[str]) -> None:
     assert queues.SYSTEMS["sge"].stay_in_copy(options) == adds
 
@@ -259,15 +238,7 @@ def test_what_lay_in_the_output_file_is_of_an_earlier_job(
     ]
 
 
-@pytest.mark.parametrize(
-    ("words", "waiting", "running"),
-    [
-        ("%N-%t.out", "", "c1-0.out"),
-        ("plain", "plain", "plain"),
-        ("%J-%s-%4j-%3a-%8A-%x-%u-%%", "", "5-batch-0005-002-00000004-my job-ann-%"),
-        ("%q", "", "%q"),
-    ],
-)
+@rows("words, waiting, running", "agent_scripts.words_in_the_name_of_an_output_file")
 def test_words_in_the_name_of_an_output_file(words: str, waiting: str, running: str) -> None:
     line = (
         "JobId=5 ArrayJobId=4 ArrayTaskId=2 JobName=my job UserId=ann(7) JobState={}"

@@ -25,6 +25,7 @@ from clusterctl.agent.snapshots import (
     shape,
     sort_snapshots,
 )
+from tests.unit.tables import rows
 
 DATA = bytes(range(256)) * 400
 
@@ -281,25 +282,12 @@ def test_a_format_shows_whether_it_was_written_to_its_end(
     assert judge(str(tmp_path / name)) == kind
 
 
-@pytest.mark.parametrize(
-    ("path", "blank"),
-    [
-        ("out-12/step_300.pt", "out-0/step_0.pt"),
-        ("step-3_rank1.pt", "step-0_rank1.pt"),
-        ("RANK-12/7", "RANK-12/0"),
-        ("m-00001-of-00002.pt", "m-00001-of-00002.pt"),
-        ("m-00001-OF-00002.pt", "m-0-OF-0.pt"),
-        ("franks-3", "franks-0"),
-    ],
-)
+@rows("path, blank", "agent_snapshots.numbers_of_ranks_and_parts_belong_to_a_name")
 def test_numbers_of_ranks_and_parts_belong_to_a_name(path: str, blank: str) -> None:
     assert shape(path) == blank
 
 
-@pytest.mark.parametrize(
-    ("path", "third"),
-    [("rank10.pt", "rank3.pt"), ("rank01.pt", "rank03.pt"), ("a-rank_0/b", "a-rank_3/b")],
-)
+@rows("path, third", "agent_snapshots.a_rank_finds_its_own_by_the_name_of_another_one")
 def test_a_rank_finds_its_own_by_the_name_of_another_one(path: str, third: str) -> None:
     found = mark(path)
     assert found
@@ -336,9 +324,8 @@ def test_what_is_said_of_snapshots_that_ranks_have_of_their_own(tmp_path: Path) 
     assert torn.passed[0] == "passed over ck/step-6_rank0.pt: rank 1 has none like it"
 
 
-@pytest.mark.parametrize(
-    ("earlier", "size", "used"),
-    [(65536, 64000, "1.pt"), (65536, 65000, "2.pt"), (65535, 10, "2.pt"), (100000, 98000, "2.pt")],
+@rows(
+    "earlier, size, used", "agent_snapshots.one_that_is_much_smaller_than_the_one_before_it_was_cut"
 )
 def test_one_that_is_much_smaller_than_the_one_before_it_was_cut(
     tmp_path: Path, earlier: int, size: int, used: str

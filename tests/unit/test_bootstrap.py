@@ -360,13 +360,9 @@ def test_mesh_asks_a_few_workers_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dead", [[], ["worker-2"]], ids=["well", "broken"])
-@pytest.mark.parametrize(
-    ("says", "complains"),
-    [
-        ("Welcome to the lab!\nok so far\nbroken is the printer\n", "stdin: is not a tty\n"),
-        ("no newline at the end: ", "Warning: Permanently added 'worker-1' (ED25519).\n"),
-    ],
-    ids=["lines", "no newline"],
+@rows(
+    "says, complains",
+    "bootstrap.what_a_shell_or_sshd_prints_is_no_answer_of_the_mesh_says_complains",
 )
 def test_what_a_shell_or_sshd_prints_is_no_answer_of_the_mesh(
     says: str,

@@ -34,6 +34,7 @@ from tests.unit.packaged import (
     project,
     run,
 )
+from tests.unit.tables import rows
 
 __all__ = ["index", "install", "project"]
 
@@ -127,18 +128,7 @@ def test_sources_of_a_package_are_built_on_the_first_node_and_sent_to_the_others
     assert counted.read_text() == "built\n", "once for what is in it"
 
 
-@pytest.mark.parametrize(
-    ("action", "hint"),
-    [
-        ("print(\"error: command 'gcc' failed: No such file or directory\"); sys.exit(1)", "gcc"),
-        ("sys.exit(\"error: [Errno 2] No such file or directory: 'g++'\")", "install g++"),
-        ("sys.exit('x.c:1:10: fatal error: Python.h: No such file or directory')", "python3-dev"),
-        ("sys.exit(\"ERROR: Unknown compiler(s): [['cc'], ['gcc'], ['clang']]\")", "gcc"),
-        ("sys.exit(\"error: command '/usr/bin/gcc' failed with exit code 1\")", "all that it"),
-        ("sys.exit('cc1plus: fatal error: ./a.cc: No such file or directory')", "all that it"),
-        ("raise IndexError('list index out of range')", "all that it printed: "),
-    ],
-)
+@rows("action, hint", "builds.a_build_that_fails_shows_its_end_and_what_is_missing")
 def test_a_build_that_fails_shows_its_end_and_what_is_missing(
     action: str,
     hint: str,

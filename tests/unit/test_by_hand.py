@@ -118,13 +118,7 @@ def test_a_shell_binds_no_ranks_where_nodes_share_a_processor() -> None:
     assert "PRTE_MCA_hwloc_default_binding_policy=none" in text
 
 
-@pytest.mark.parametrize(
-    ("python", "mpi", "more"),
-    [
-        ("/opt/py/bin/python", "/opt/mpi", ":/opt/mpi/bin:/opt/py/bin"),
-        ("python3", "", ""),
-    ],
-)
+@rows("python, mpi, more", "by_hand.programs_of_a_shell_are_those_of_the_nodes_python")
 def test_programs_of_a_shell_are_those_of_the_nodes_python(
     python: str, mpi: str, more: str
 ) -> None:

@@ -182,10 +182,7 @@ def test_jobs_outlive_their_cluster(call: Call) -> None:
     judge(call("rerun", "7"), 7, "lab", "up")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (9.94, "9.9 s"), (42, "42 s"), (100, "2 min"), (9000, "2.5 h"), (2e5, "2.3 d")],
-)
+@rows("seconds, text", "cli.ago")
 def test_ago(seconds: float, text: str) -> None:
     assert ago(seconds) == text
 

@@ -135,14 +135,7 @@ def test_flags_over_files(call: Call) -> None:
         assert said.document["env"]["CLUSTERCTL_BACKEND"] == backend
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ('cluster = "lab"\n[run]\ncluster = "own"\n', "own"),
-        ('[status]\ncluster = "first"\n[run]\ncluster = "own"\n', "first"),
-        ('cluster = "lab"\n', "lab"),
-    ],
-)
+@rows("text, found", "config.a_verb_has_the_settings_of_one_that_it_stands_for")
 def test_a_verb_has_the_settings_of_one_that_it_stands_for(
     project: Path, text: str, found: str
 ) -> None:

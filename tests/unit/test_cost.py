@@ -22,6 +22,7 @@ from clusterctl.core.model import (
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.machines import charges
+from tests.unit.tables import rows
 
 HOUR = 3600.0
 
@@ -167,14 +168,7 @@ def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:
     assert charges.shorten(replaced(spent_elsewhere(2.0), 11.063), machines(1), end, now) == end
 
 
-@pytest.mark.parametrize(
-    ("spent", "hint"),
-    [
-        (2.0, "first an earlier end: `clusterctl extend lab --ttl 178m`"),
-        (7.89, "`clusterctl extend lab --ttl 1m`"),
-        (7.95, "or `clusterctl down lab`: $9.95 is spent already"),
-    ],
-)
+@rows("spent, hint", "cost.a_budget_that_does_not_last_says_until_when_it_does")
 def test_a_budget_that_does_not_last_says_until_when_it_does(spent: float, hint: str) -> None:
     """Of $2 an hour, with two minutes in which machines may outlive their deadline."""
     now = STARTS[0]

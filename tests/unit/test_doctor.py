@@ -34,6 +34,7 @@ from tests.unit.diagnosed import (
     two_ranks,
     view,
 )
+from tests.unit.tables import rows
 
 # ---------------------------------------------------------------------------------------- hangs
 
@@ -141,14 +142,7 @@ def test_another_thread_and_a_loader_process_are_named_with_their_lines() -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("moved", "usage", "kind", "said"),
-    [
-        (True, 0.0, "straggler", "the others make progress from time to time"),
-        (False, 0.0, "missing", "no rank has made progress for 5 s"),
-        (False, 1.0, "straggler", "no rank has made progress for 5 s"),
-    ],
-)
+@rows("moved, usage, kind, said", "doctor.a_slow_rank_and_one_that_hangs_are_told_apart")
 def test_a_slow_rank_and_one_that_hangs_are_told_apart(
     moved: bool, usage: float, kind: str, said: str
 ) -> None:
@@ -432,14 +426,7 @@ def joins(function: str, file: str) -> stacks.Stack:
     return found
 
 
-@pytest.mark.parametrize(
-    ("function", "file"),
-    [
-        ("_shutdown", "threading.py"),
-        ("_python_exit", "concurrent/futures/thread.py"),
-        ("_exit_function", "multiprocessing/util.py"),
-    ],
-)
+@rows("function, file", "doctor.a_rank_that_has_failed_and_waits_for_a_thread_of_its_own")
 def test_a_rank_that_has_failed_and_waits_for_a_thread_of_its_own(function: str, file: str) -> None:
     """The exception is the cause, and not the lock in which Python waits for the thread."""
     found = two_ranks(reduces(), joins(function, file))

@@ -26,7 +26,7 @@ from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, tw
 from tests.unit.making import cluster, node
 from tests.unit.provided import provide
 from tests.unit.scripts import until
-from tests.unit.tables import read_rows
+from tests.unit.tables import read_rows, rows
 
 CLOCK = 'echo "uptime $(cut -d" " -f1 /proc/uptime) $(date +%s.%N)"\n'
 SHORT = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
@@ -157,14 +157,7 @@ def test_output_that_is_stored_here_counts_for_nodes_that_do_not_answer() -> Non
 SPY = '#!/bin/sh\nfor word; do pid=$word; done\necho "looked at $pid"\n'
 
 
-@pytest.mark.parametrize(
-    ("kinds", "looked"),
-    [
-        (("late",), (0,)),  # a straggler alone on its node: nobody else tells that time passes
-        (("sleeps",), ()),  # it hangs: a look would wake it, and count as progress
-        (("sleeps", "late"), ()),
-    ],
-)
+@rows("kinds, looked", "doctor_machines.which_ranks_are_looked_at_again")
 def test_which_ranks_are_looked_at_again(
     tmp_path: Path, kinds: tuple[str, ...], looked: tuple[int, ...]
 ) -> None:

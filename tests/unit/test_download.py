@@ -313,14 +313,7 @@ def test_a_token_stays_with_the_server_that_was_asked(
     assert data(here, "worker-1", "train/train.bin").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(
-    ("url", "what"),
-    [
-        ("https://me:secret@host/file", "CLUSTERCTL_HTTPS_TOKEN"),
-        ("https://host/", "does not name a file"),
-        ("https://host/..", "is not a valid"),
-    ],
-)
+@rows("url, what", "download.what_names_no_file_is_refused")
 def test_what_names_no_file_is_refused(url: str, what: str, call: Call) -> None:
     said = call("data", "get", url)
     assert (said.code, what in said.err) == (2, True), said.err

@@ -65,15 +65,7 @@ def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami:
     assert "aws ec2 get-allowed-images-settings" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"Name": "our-ubuntu-from-debian-tools"},
-        {"Name": "ours", "PlatformDetails": "Ubuntu Pro"},
-        {"Name": "training-7"},
-        {},
-    ],
-)
+@rows("row", "ec2_machine_images.one_that_may_be_is_taken")
 def test_one_that_may_be_is_taken(row: dict[str, str]) -> None:
     found = survey(**{"PlatformDetails": "Linux/UNIX", "OwnerId": "210987654321", **row})
     assert "ami-2" in {image.id for image in found.amis.values()}

@@ -361,14 +361,7 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
     assert "`clusterctl up red` continues" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("zones", "wrong"),
-    [
-        (("us-east-1z",), "us-east-1z"),
-        (("us-east-1a", "us-west-2a"), "us-west-2a"),
-        (("us-east-1a", "us-east-1-bos-1a"), "us-east-1-bos-1a"),
-    ],
-)
+@rows("zones, wrong", "ec2_refusals.a_zone_that_offers_nothing_is_named")
 def test_a_zone_that_offers_nothing_is_named(zones: tuple[str, ...], wrong: str) -> None:
     with pytest.raises(UsageError, match=f"^--zones {wrong}: ") as caught:
         survey(wanted(NodeGroup(count=1, family="cpu"), zones=zones))
@@ -638,12 +631,9 @@ def test_a_subnet_that_cannot_hold_the_cluster_is_refused(
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("connect", "said", "hint"),
-    [
-        (False, "--private needs, in one zone, a public subnet", "name both: --subnet PUBLIC"),
-        (True, "--private with --instance-connect needs a subnet", "choose another --subnet"),
-    ],
+@rows(
+    "connect, said, hint",
+    "ec2_refusals.a_vpc_that_cannot_hold_private_workers_is_told_what_they_need",
 )
 def test_a_vpc_that_cannot_hold_private_workers_is_told_what_they_need(
     connect: bool, said: str, hint: str

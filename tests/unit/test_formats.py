@@ -6,32 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from clusterctl.core.text import count, fold_runs, format_bytes
+from tests.unit.tables import rows
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (2_500_000, "2.5 MB"), (5e9, "5.0 GB")],
-)
+@rows("size, text", "formats.bytes_are_counted_in_decimal_units")
 def test_bytes_are_counted_in_decimal_units(size: float, text: str) -> None:
     assert format_bytes(size) == text
 
 
-@pytest.mark.parametrize(
-    ("numbers", "runs"),
-    [
-        ([], []),
-        ([7], [(7, 7)]),
-        ([3, 1, 2, 2, 9, 0], [(0, 3), (9, 9)]),
-        ([0, 2, 4], [(0, 0), (2, 2), (4, 4)]),
-    ],
-)
+@rows("numbers, runs", "formats.numbers_fold_to_runs_in_order_and_each_once")
 def test_numbers_fold_to_runs_in_order_and_each_once(
-    numbers: list[int], runs: list[tuple[int, int]]
+    numbers: list[int], runs: list[list[int]]
 ) -> None:
-    assert [(run[0], run[-1]) for run in fold_runs(numbers)] == runs
+    assert [[run[0], run[-1]] for run in fold_runs(numbers)] == runs
 
 
 def test_one_is_singular() -> None:

@@ -218,10 +218,7 @@ def test_a_rank_that_sigterm_has_ended_may_be_the_first() -> None:
     assert right.failure.rank == 1, "a clock that nobody has compared is taken for right"
 
 
-@pytest.mark.parametrize(
-    ("code", "own"),
-    [(127, False), (128, True), (129, True), (134, False), (137, True), (195, False)],
-)
+@rows("code, own", "job_state.a_rank_that_has_lost_its_daemon_has_not_failed_itself")
 def test_a_rank_that_has_lost_its_daemon_has_not_failed_itself(code: int, own: bool) -> None:
     found = ended("launcher 30 1", "daemon 29 worker-2", f"exit 29 0 {code} 1")
     assert (found.failure is not None) == own
@@ -230,31 +227,7 @@ def test_a_rank_that_has_lost_its_daemon_has_not_failed_itself(code: int, own: b
 TOLD = ("told 30 0 1", "told 30 1 1", "exit 29 0 143 1", "exit 29 1 143 1")
 
 
-@pytest.mark.parametrize(
-    ("facts", "what", "reason"),
-    [
-        (
-            ("launcher 30 1", "first 29 1 9"),
-            {"launcher": "torchrun"},
-            "torchrun on worker-2 exited",
-        ),
-        (("launcher 30 1", "first 29 2 9"), {"launcher": "torchrun"}, "srun or mpirun ended with"),
-        (("launcher 30 1",), {"launcher": "torchrun"}, "srun or mpirun ended with"),
-        (("launcher 30 1", "first 29 1 0"), {}, "srun or mpirun ended with"),
-        (("away 10 worker-2", "launcher 130 1"), {}, "srun or mpirun ended with"),
-        (("away 11 worker-2", "launcher 130 1"), {}, "worker-2 was away while the job ran"),
-        (
-            ("stop 20 signal", "launcher 30 143"),
-            {},
-            "a signal ended its supervisor on the launcher",
-        ),
-        (
-            ("launcher 30 1", "daemon 29 worker-2", "first 29 1 9"),
-            {},
-            "mpirun lost its daemon on worker-2",
-        ),
-    ],
-)
+@rows("facts, what, reason", "job_state.what_took_the_ranks_from_their_launcher")
 def test_what_took_the_ranks_from_their_launcher(
     facts: tuple[str, ...], what: dict[str, Any], reason: str
 ) -> None:
@@ -297,10 +270,7 @@ def test_ranks_of_batch_jobs_are_named_where_they_are_few() -> None:
     assert (one.state, one.never_met) == (JobState.SUCCEEDED, False), "there is nobody to meet"
 
 
-@pytest.mark.parametrize(
-    ("offset", "doubt", "found"),
-    [(5.0, 5.0, 100.0), (5.0, 0.0, 95.0), (-5.0, 1.0, 105.0), (5.0, -1.0, 100.0)],
-)
+@rows("offset, doubt, found", "job_state.a_clock_is_corrected_where_it_is_surely_wrong")
 def test_a_clock_is_corrected_where_it_is_surely_wrong(
     offset: float, doubt: float, found: float
 ) -> None:

@@ -65,14 +65,7 @@ def test_the_configuration_of_accelerate(tmp_path: Path) -> None:
         assert (asked.sizes, asked.env) == ({"ranks": 2}, {"ACCELERATE_MIXED_PRECISION": "no"})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"num_processes": 3, "use_cpu": true, "dynamo_config": {"dynamo_backend": "INDUCTOR"}}',
-        "---\r\nnum_processes: 3\r\nuse_cpu: true # yes\r\ndynamo_config:\r\n"
-        "  dynamo_backend: INDUCTOR\r\n  dynamo_mode: default\r\n",
-    ],
-)
+@rows("text", "launch_words.ways_to_write_a_configuration_of_accelerate")
 def test_ways_to_write_a_configuration_of_accelerate(text: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(text.encode())

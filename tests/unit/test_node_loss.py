@@ -22,6 +22,7 @@ from clusterctl.options.verbs import Run
 from tests.unit.calling import Call
 from tests.unit.making import spec
 from tests.unit.staged import Staged, lab
+from tests.unit.tables import rows
 
 CUT = """
 tries=100
@@ -243,14 +244,9 @@ def test_two_that_follow_a_job_do_not_both_continue_it(site: Staged, tmp_path: P
         assert not second
 
 
-@pytest.mark.parametrize(
-    ("policy", "outage", "reason"),
-    [
-        ("shrink", True, ""),
-        ("fail", True, "worker-2 was away while the job ran"),
-        ("shrink", False, "mpirun on the launcher ended with 255 although no rank had failed"),
-    ],
-    ids=["outage", "outage, and not to go on", "mpirun was killed"],
+@rows(
+    "policy, outage, reason",
+    "node_loss.a_job_whose_mpirun_lost_its_ranks_goes_on_after_an_outage_alone",
 )
 def test_a_job_whose_mpirun_lost_its_ranks_goes_on_after_an_outage_alone(
     policy: str, outage: bool, reason: str, site: Staged, tmp_path: Path

@@ -207,10 +207,7 @@ def test_a_question_stands_alone_until_it_is_answered(play: Play, tmp_path: Path
     assert terminal.wait() == [question, answer]
 
 
-@pytest.mark.parametrize(
-    ("scene", "name"),
-    [("wait('end')", "KeyboardInterrupt"), ("raise ValueError", "ValueError")],
-)
+@rows("scene, name", "node_view.what_breaks_off_leaves_the_terminal_whole")
 def test_what_breaks_off_leaves_the_terminal_whole(play: Play, scene: str, name: str) -> None:
     terminal = play(scene)
     if name == "KeyboardInterrupt":

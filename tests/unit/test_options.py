@@ -134,14 +134,7 @@ def test_help_has_panels_on_a_terminal(words: tuple[str, ...]) -> None:
     assert {len(line) for panel in panels for line in panel.splitlines()} == {80}
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        {"NO_COLOR": "1"},
-        {"TERM": "dumb"},
-        {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
-    ],
-)
+@rows("reason", "options.help_is_plain_where_a_terminal_shows_no_panels")
 def test_help_is_plain_where_a_terminal_shows_no_panels(reason: dict[str, str]) -> None:
     raw, _ = show_on_terminal("data", "--help", **({"NO_COLOR": ""} | reason))
     assert raw.isascii()
@@ -218,30 +211,7 @@ def test_where_options_of_batch_systems_work(option: str, works: str, fails: str
     assert find_limit("run", option, fails.split()) is not None
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("-c 8", "--cpus-per-task 8"),
-        ("-np 4", "--ranks 4"),
-        ("-m bea", "--mail-type bea"),
-        ("-q all.q", "--queue all.q"),
-        ("-d afterok:3", "--sbatch-arg '-d afterok:3'"),
-        ("-cwd", "--qsub-arg '-cwd'"),
-        ("-hold_jid 3", "--qsub-arg '-hold_jid 3'"),
-        ("-m block:cyclic", "--sbatch-arg '-m block:cyclic'"),
-        ("-m plane=4", "--sbatch-arg '-m plane=4'"),
-        ("-e err-%j.txt", "--sbatch-arg '-e err-%j.txt'"),
-        ("-v A=b,C", "-e A=b,C"),
-        ("-tc 2", "--qsub-arg '-tc 2'"),
-        ("-terse", "--qsub-arg '-terse'"),
-        ("-p 10", "--partition (Slurm) or --qsub-arg '-p N' (Grid Engine)"),
-        ("-N 2", "--nodes (Slurm) or --job-name (Grid Engine)"),
-        ("-t 10", "--time (Slurm) or --array (Grid Engine)"),
-        ("-A lab", "--account (Slurm, Grid Engine)"),
-        ("-V", "--qsub-arg"),
-        ("--licenses=x", "--sbatch-arg"),
-    ],
-)
+@rows("typed, meant", "options.options_of_sites_are_not_taken_for_ours")
 def test_options_of_sites_are_not_taken_for_ours(typed: str, meant: str, call: Call) -> None:
     said = call("run", "--dry-run", *typed.split(), "train.py")
     assert said.code == 2

@@ -32,6 +32,7 @@ from tests.unit.packaged import (
     python_of,
     run,
 )
+from tests.unit.tables import rows
 
 __all__ = ["index", "install", "project"]
 
@@ -118,25 +119,7 @@ def has_all(*nodes: Node, given: str = "") -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("text", "enough"),
-    [
-        ("", True),
-        ("demo\n", True),
-        ("demo>=1,<3  # fine\nhelper == 1.5.0\nOdd_Name\n--index-url https://x.org\n", True),
-        ("demo==2.0 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n", True),
-        ("torch==2.13.0\nnumpy>=1.20\n", True),
-        ('colorama; sys_platform == "win32"\ntomli; python_version < "3"\n', True),
-        ("demo>2\n", False),
-        ("torch==2.4.1\n", False),
-        ("missing\n", False),
-        ("demo[all]\n", False),
-        ("demo @ ./demo-2.0-py3-none-any.whl\n", False),
-        ("demo\n-c pins.txt\n", False),
-        ("demo ==\n", False),
-        ("-r more.txt\n", False),
-    ],
-)
+@rows("text, enough", "package_sources.what_the_nodes_have_is_not_installed")
 def test_what_the_nodes_have_is_not_installed(
     text: str, enough: bool, project: Path, index: Path
 ) -> None:
@@ -177,22 +160,7 @@ def test_a_run_says_which_file_it_uses_and_how_not_to(
     assert "packages" not in call("run", "--dry-run", "--requirements", "none", "train.py").out
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (("./wrapper", "1"), True),
-        (("bash", "-x", "job.sh"), True),
-        (("pkg-train",), True),
-        (("./binary",), False),
-        (("bash", "-c", "A=1 python train.py lr=$LR"), True),
-        (("sh", "-c", "cd /tmp; python -m pkg.train"), True),
-        (("bash", "--login", "-euo", "pipefail", "-c", "python train.py"), True),
-        (("bash", "-lc", "python train.py"), True),
-        (("sh", "-c", "accelerate launch train.py"), True),
-        (("bash", "-c", "cat requirements.txt; echo $RANK"), False),
-        (("hostname",), False),
-    ],
-)
+@rows("words, found", "package_sources.a_script_of_the_project_gets_its_packages")
 def test_a_script_of_the_project_gets_its_packages(
     words: tuple[str, ...], found: bool, project: Path
 ) -> None:

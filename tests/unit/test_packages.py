@@ -42,6 +42,7 @@ from tests.unit.packaged import (
     resolve,
     run,
 )
+from tests.unit.tables import rows
 
 __all__ = ["index", "install", "project"]
 
@@ -132,19 +133,7 @@ def wheels_of_its_own(tmp_path: Path, index: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("requirements.txt", "--find-links wheels\nprivate\n"),
-        ("requirements.txt", "-r more/private.txt\n"),
-        ("requirements.txt", "\ufeff-f {url}\nprivate\n"),
-        (
-            "train.py",
-            "# /// script\n# dependencies = ['private']\n# [tool.uv]\n"
-            "# find-links = ['{url}']\n# ///\n\nimport private\n",
-        ),
-    ],
-)
+@rows("name, text", "packages.packages_are_fetched_from_where_the_file_says")
 def test_packages_are_fetched_from_where_the_file_says(
     name: str,
     text: str,

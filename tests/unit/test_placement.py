@@ -14,7 +14,7 @@ from clusterctl.core.job import Placement
 from clusterctl.errors import ClusterctlError, LaunchError
 from clusterctl.launch.hostfile import MOST_ON_LOCAL, is_oversubscribed, place, place_points
 from tests.unit.making import cluster, job, node, spec
-from tests.unit.tables import read_rows
+from tests.unit.tables import read_rows, rows
 
 LAUNCHER = node("launcher", "10.0.0.10")
 T4 = "Tesla T4"
@@ -83,20 +83,12 @@ def test_more_nodes_come_from_up_or_from_the_file_of_hosts() -> None:
         ]
 
 
-@pytest.mark.parametrize(
-    ("slots", "array", "counts"),
-    [
-        ((4, 4), "0-2", [("worker-1", 0, 2), ("worker-2", 2, 1)]),
-        ((1, 0, 2), "1-9", [("worker-1", 0, 1), ("worker-3", 1, 2)]),
-        ((4, 4), "1-9%2", [("worker-1", 0, 1), ("worker-2", 1, 1)]),
-        ((1, 1), "1-9%7", [("worker-1", 0, 1), ("worker-2", 1, 1)]),
-    ],
-)
+@rows("slots, array, counts", "placement.points_take_the_slots_of_the_workers_by_turns")
 def test_points_take_the_slots_of_the_workers_by_turns(
-    slots: tuple[int, ...], array: str, counts: list[tuple[str, int, int]]
+    slots: tuple[int, ...], array: str, counts: list[list[Any]]
 ) -> None:
     placement = place_points(workers(*slots), spec(array=array))
-    assert [(item.node, item.first, item.count) for item in placement] == counts
+    assert [[item.node, item.first, item.count] for item in placement] == counts
 
 
 def test_points_need_a_slot() -> None:
@@ -105,18 +97,7 @@ def test_points_need_a_slot() -> None:
     assert "status" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("option", "wanted"),
-    [
-        ("--ranks", {"ranks": 2}),
-        ("--ranks-per-node", {"ranks_per_node": 2}),
-        ("--retries", {"retries": 2}),
-        ("--hang-timeout", {"hang_timeout": 9.0}),
-        ("--resume-args", {"resume_args": ("--resume",)}),
-        ("--mpirun-arg", {"mpirun_args": ("-v",)}),
-        ("--launcher torchrun", {"launcher": "torchrun"}),
-    ],
-)
+@rows("option, wanted", "placement.what_means_nothing_to_points_is_refused")
 def test_what_means_nothing_to_points_is_refused(option: str, wanted: dict[str, Any]) -> None:
     with pytest.raises(ClusterctlError) as caught:
         place_points(workers(4), spec(array="0-2", **wanted))

@@ -26,6 +26,7 @@ from clusterctl.project.program import (
     warn_of_no_mpi,
 )
 from tests.unit.making import cluster, node, program
+from tests.unit.tables import rows
 
 BUNDLED = "multinode_ddp_mpi.py"
 
@@ -258,16 +259,7 @@ def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
     assert caught.value.hint == "did you mean src/train_minst_ddp.py?"
 
 
-@pytest.mark.parametrize(
-    ("text", "directives"),
-    [
-        ("#!/bin/bash\n#SBATCH --nodes=2\nsrun ./solver\n", "#SBATCH"),
-        ("#!/bin/sh\n# mine\n\n#SBATCH -N 2\nsrun ./solver\n", "#SBATCH"),
-        ("#!/bin/sh\n#$ -pe mpi 4\nmpirun ./solver\n", "#$"),
-        ("#!/bin/sh\n#$ -cwd\n#SBATCH -n 2\n#$ -pe mpi 4\nls\n", "#$ or #SBATCH"),
-        ("#!/bin/sh\n#PBS -l nodes=2\nmpirun ./solver\n", "#PBS"),
-    ],
-)
+@rows("text, directives", "program.a_batch_script_is_for_its_queue")
 def test_a_batch_script_is_for_its_queue(text: str, directives: str, here: Path) -> None:
     (here / "tool").write_text(text)
     program = resolve_program("tool", ("a",)).program
@@ -275,13 +267,7 @@ def test_a_batch_script_is_for_its_queue(text: str, directives: str, here: Path)
     assert (program.target, program.args) == ("tool", ("a",))
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("\ufeff#!/bin/sh\n#SBATCH -n 1\n", "byte order mark"),
-        ("#!/bin/sh\r\n#SBATCH -n 1\r\n", "Windows line endings"),
-    ],
-)
+@rows("text, why", "program.a_batch_script_of_an_editor_of_windows")
 def test_a_batch_script_of_an_editor_of_windows(text: str, why: str, here: Path) -> None:
     (here / "job.sh").write_text(text, newline="")
     with pytest.raises(UsageError, match=why) as caught:
@@ -309,15 +295,7 @@ def test_further_sources_are_named_from_where_ranks_start(here: Path) -> None:
     assert found.program.sources == ("pkg/util.c", "sim.cpp")
 
 
-@pytest.mark.parametrize(
-    ("script", "further", "word"),
-    [
-        ("hello.c", "nope.c", "no such file"),
-        ("hello.c", "notes.txt", "not a C"),
-        ("hello.c", "../other.c", "not inside"),
-        ("train.py", "hello.c", "not compiled"),
-    ],
-)
+@rows("script, further, word", "program.further_sources_that_cannot_be")
 def test_further_sources_that_cannot_be(
     script: str, further: str, word: str, here: Path, tmp_path: Path
 ) -> None:
@@ -359,15 +337,7 @@ def test_no_such_module(here: Path) -> None:
     assert "pkg/nope.py" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("text", "backend", "noted"),
-    [
-        ("import torch\n", "gloo", True),
-        ("import torch\n", "auto", False),
-        ("from trainlib import Session\n", "gloo", False),
-        ("import os; os.environ['CLUSTERCTL_BACKEND']\n", "mpi", False),
-    ],
-)
+@rows("text, backend, noted", "program.a_backend_that_no_program_asks_for_is_said")
 def test_a_backend_that_no_program_asks_for_is_said(
     text: str, backend: str, noted: bool, here: Path
 ) -> None:
@@ -406,20 +376,7 @@ def test_which_programs_may_use_mpi(
     assert may_use_mpi(found, "mpi")
 
 
-@pytest.mark.parametrize(
-    ("text", "mpi", "ranks", "noted"),
-    [
-        ("import mpi4py\n", "none", 2, True),
-        ("import mpi4py\n", "none", 1, False),
-        ("import mpi4py\n", "pmix", 2, False),
-        ("import torch\n", "none", 2, False),
-        ("import mpi4py\n", "pmi2 openmpi 5.0.11", 2, True),
-        ("import mpi4py\n", "pmi2 openmpi 4.1.4", 2, False),
-        ("import mpi4py\n", "pmi2 mpich 4.2.1", 2, False),
-        ("import mpi4py\n", "pmix openmpi 5.0.11", 2, False),
-        ("import torch\n", "pmi2 openmpi 5.0.11", 2, False),
-    ],
-)
+@rows("text, mpi, ranks, noted", "program.ranks_that_mpi_will_not_join_are_said")
 def test_ranks_that_mpi_will_not_join_are_said(
     text: str, mpi: str, ranks: int, noted: bool, here: Path
 ) -> None:

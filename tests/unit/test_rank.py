@@ -26,6 +26,7 @@ from tests.unit.scripts import (
     seen_by_program,
     until,
 )
+from tests.unit.tables import rows
 
 HOSTNAME = os.uname().nodename
 OMPI = {
@@ -351,15 +352,7 @@ children or print("up", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("manner", "told"),
-    [
-        ("notes", ["parent told"]),  # as one that saves, with the workers of its DataLoader
-        ("passes on", ["child told", "parent told"]),  # as torchrun
-        ("leaves", ["child told", "parent told"]),
-        ("is deaf", ["child told"]),
-    ],
-)
+@rows("manner, told", "rank.each_program_of_a_rank_gets_sigterm_once_manner_told")
 @pytest.mark.parametrize("shell", [True, False])
 def test_each_program_of_a_rank_gets_sigterm_once(
     manner: str, told: list[str], shell: bool, tmp_path: Path

@@ -22,6 +22,7 @@ from clusterctl.launch.mpirun import plan_batch_calls
 from clusterctl.launch.network import load_tables
 from clusterctl.machines.facts import parse_interfaces
 from tests.unit.making import cluster, node, request, spec
+from tests.unit.tables import rows
 
 
 def mpirun_of(major: int, need: Any) -> tuple[str, str]:
@@ -234,13 +235,8 @@ def test_the_real_mpirun_knows_every_parameter(major: int, need: Any) -> None:
         assert {name for name in prte if name not in listed} == set()
 
 
-@pytest.mark.parametrize(
-    ("version", "extra", "value"),
-    [
-        ("5.0.11", "", "10.0.0.0/24"),
-        ("5.0.11", " among", "ens5,eth0"),
-        ("4.1.4", " among", "10.0.0.0/24"),
-    ],
+@rows(
+    "version, extra, value", "real_mpirun.daemons_find_their_network_on_devices_with_more_addresses"
 )
 def test_daemons_find_their_network_on_devices_with_more_addresses(
     version: str, extra: str, value: str

@@ -23,6 +23,7 @@ from tests.unit.calling import Call
 from tests.unit.making import job
 from tests.unit.scripts import until
 from tests.unit.staged import Staged, lab, note_copies
+from tests.unit.tables import rows
 
 
 def rerun_in_vain(site: Staged, number: int, *, resume: bool) -> tuple[RecordError, list[str]]:
@@ -538,9 +539,9 @@ def test_a_node_without_files_that_runs_no_rank_is_not_named(old: Staged, call: 
     assert "worker-2" not in call("rerun", "7", "--resume", "-n", "1").err
 
 
-@pytest.mark.parametrize(
-    ("words", "resumes"),
-    [((), True), (("--", "--epochs", "9"), True), (("--", "--resume=x.pt"), False)],
+@rows(
+    "words, resumes",
+    "resume.a_rerun_has_the_option_that_was_given_once_unless_it_names_another_snapshot",
 )
 def test_a_rerun_has_the_option_that_was_given_once_unless_it_names_another_snapshot(
     old: Staged, call: Call, words: tuple[str, ...], resumes: bool

@@ -14,6 +14,7 @@ from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
 from clusterctl.options.values import are_given, check_resume_args, quote_words
 from tests.unit.supervised import BOTH, Site, site
+from tests.unit.tables import rows
 from tests.unit.test_batch_scripts import Batch, made, slurm, staged, start
 
 __all__ = ["site", "slurm", "start"]
@@ -129,16 +130,7 @@ def test_a_batch_job_that_resumes_another_has_it_from_its_first_attempt(
     assert (folder / "out" / "rank-1.out").read_text() == f"{folder / 'work' / 'a.pt'}\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("--resume {snapshot}", ["--resume", "/a b/x.pt"]),
-        ("ckpt_path={snapshot}", ["ckpt_path=/a b/x.pt"]),
-        ("--from '{folder}/..' --strict ''", ["--from", "/a b/..", "--strict", ""]),
-        ("--resume_from_checkpoint last", ["--resume_from_checkpoint", "last"]),
-        ("--json '{\"a\": 1}' '$HOME'", ["--json", '{"a": 1}', "$HOME"]),
-    ],
-)
+@rows("text, words", "resume_args.words")
 def test_words(text: str, words: list[str]) -> None:
     assert check_resume_args(text, "--resume-args") == text
     script = f'cctl_snapshot="/a b/x.pt"; printf "%s\\n" {quote_words(text)}'
@@ -152,9 +144,6 @@ def test_what_is_not_understood_is_refused(text: str) -> None:
         check_resume_args(text, "--resume-args")
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [(["--resume", "x"], True), (["--resume=x"], True), (["--resumed"], False), ([], False)],
-)
+@rows("given, found", "resume_args.arguments_that_are_given_by_hand_win")
 def test_arguments_that_are_given_by_hand_win(given: list[str], found: bool) -> None:
     assert are_given("--resume {snapshot}", given) is found

@@ -447,16 +447,7 @@ def test_package_indexes_are_asked_for_again(tmp_path: Path, failures: int, trie
     assert installed.endswith("nvidia-container-toolkit")
 
 
-@pytest.mark.parametrize(
-    ("update", "named"),
-    [
-        ("W: Failed to fetch http://mirror/InRelease  Could not connect to mirror:80 (192.0.2.1),"
-         " connection timed out", True),
-        ("W: Failed to fetch http://mirror/InRelease  Temporary failure resolving 'mirror'", True),
-        ("E: The repository 'http://mirror jammy Release' does not have a Release file.", False),
-    ],
-    ids=["no route", "no names", "no repository"],
-)  # fmt: skip
+@rows("update, named", "steps.a_machine_without_a_way_to_the_internet_says_so")
 def test_a_machine_without_a_way_to_the_internet_says_so(
     tmp_path: Path, update: str, named: bool
 ) -> None:

@@ -156,13 +156,7 @@ def test_an_old_answer_says_nothing_of_a_newer_job(login: Path) -> None:
     assert survey(login)[2].state is JobState.RUNNING
 
 
-@pytest.mark.parametrize(
-    ("ago", "said"),
-    [
-        (40, "using its answer from 40 s ago"),
-        (None, "it has never answered"),
-    ],
-)
+@rows("ago, said", "survey.a_silent_queue_is_told_and_asked_once")
 def test_a_silent_queue_is_told_and_asked_once(login: Path, ago: int | None, said: str) -> None:
     if ago:
         survey(login)

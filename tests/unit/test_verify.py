@@ -134,14 +134,7 @@ def test_drivers_have_to_be_the_same() -> None:
 # ---------------------------------------------------------------------------------------- links
 
 
-@pytest.mark.parametrize(
-    ("gbits", "state", "text"),
-    [
-        (4.9, "ok", "4.9 of 5 Gbit/s: baseline"),
-        (9.6, "ok", "9.6 of 5 Gbit/s: baseline, burst"),
-        (2.1, "low", "2.1 of 5 Gbit/s: below the baseline"),
-    ],
-)
+@rows("gbits, state, text", "verify.links_are_held_against_the_baseline")
 def test_links_are_held_against_the_baseline(gbits: float, state: str, text: str) -> None:
     verdicts = judge(of=links(gbits / 8 * 1e9))
     assert {(v.state, v.text) for v in verdicts if v.what == "bandwidth"} == {(state, text)}
@@ -157,10 +150,7 @@ def test_a_slow_link_among_others() -> None:
     assert "10% of the median link" in text
 
 
-@pytest.mark.parametrize(
-    ("forth", "back", "way"),
-    [(0.62e9, 0.003e9, "worker-2 to worker-3"), (0.003e9, 0.62e9, "worker-3 to worker-2")],
-)
+@rows("forth, back, way", "verify.a_link_is_as_fast_as_its_slower_direction")
 def test_a_link_is_as_fast_as_its_slower_direction(forth: float, back: float, way: str) -> None:
     of = links()
     of[2] = Link("worker-2", "worker-3", 100e-6, forth, back)
@@ -379,13 +369,7 @@ def test_a_measurement_that_fails_is_one_line_and_the_rest_is_judged() -> None:
     assert [link.name for link in found.links] == ["worker-1 – worker-2"]
 
 
-@pytest.mark.parametrize(
-    ("boots", "state", "turns"),
-    [
-        (("one", "two"), "low", [["worker-1", "worker-2"]]),
-        (("one", "one"), "note", [["worker-1"], ["worker-2"]]),
-    ],
-)
+@rows("boots, state, turns", "verify.nodes_that_are_one_machine_do_not_disturb_each_other")
 def test_nodes_that_are_one_machine_do_not_disturb_each_other(
     boots: tuple[str, str], state: str, turns: list[list[str]]
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from clusterctl.core.job import Program, ProgramKind
 from clusterctl.launch.compiling import plan_compilation
+from tests.unit.tables import rows
 from tests.workloads.running import WORKLOADS, Programs
 
 pytestmark = [pytest.mark.all, pytest.mark.mpi, pytest.mark.timeout(900)]
@@ -95,16 +96,7 @@ def compute_union(momentum: float, dampening: float, decay: float, nesterov: boo
     return [v for tensor in (first, second, bias) for v in tensor.flatten().tolist()] + unused
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        (1, 0.0, 0.0, 0.0, 0, 0),
-        (1, 0.9, 0.0, 0.01, 1, 0),
-        (1, 0.9, 0.1, 0.0, 0, 0),
-        (4, 0.9, 0.0, 0.01, 0, 0),
-        (1, 0.9, 0.0, 0.01, 0, 1),
-    ],
-)
+@rows("options", "cpp.it_computes_what_the_one_in_python_does")
 def test_it_computes_what_the_one_in_python_does(
     options: tuple[float, ...], programs: Programs
 ) -> None:

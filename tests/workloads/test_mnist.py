@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.tables import rows
 from tests.workloads.running import Ended, Programs
 
 pytestmark = [pytest.mark.all, pytest.mark.mpi]
@@ -23,15 +24,7 @@ def reached(ended: Ended) -> float:
     return float(re.findall(r"accuracy: ([0-9.]+)", ended.out, re.IGNORECASE)[-1])
 
 
-@pytest.mark.parametrize(
-    ("ranks", "command", "accuracy"),
-    [
-        (2, "train_mnist_ddp.py --epochs 1 --batch-size 32 --seed 0", 0.92),
-        (2, "train_sgd_mpi.py --epochs 2 --hidden 128 --batch-size 20 --lr 0.05", 0.9),
-        (3, "train_parameter_averaging.py --nepochs 2 --lr 0.01 --shard", 0.93),
-        (2, "train_tagi.py --dataset mnist --sum --epochs 1 --batch-size 16 --sigma-v 1", 0.91),
-    ],
-)
+@rows("ranks, command, accuracy", "mnist.a_program_learns_real_images")
 def test_a_program_learns_real_images(
     programs: Programs, mnist: Path, ranks: int, command: str, accuracy: float
 ) -> None:
