@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from clusterctl.core.model import NAME_PATTERN, Cluster, Consent, Node, Phase, Reporter
 from clusterctl.core.progress import COPIED
 from clusterctl.core.text import format_time
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import find_home

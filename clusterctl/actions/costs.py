@@ -6,19 +6,23 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from math import inf
+from typing import TYPE_CHECKING
 
 from clusterctl.actions.common import open_pool
-from clusterctl.core.job import Job
 from clusterctl.core.model import GATEWAY, NETWORK_PARTS, Charge, Cluster, Phase, Reporter, shorten
 from clusterctl.core.text import count, format_span, format_time
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, describe_reason
 from clusterctl.insight import cost
 from clusterctl.machines import ledger, providers
 from clusterctl.machines.deadlines import NOTICED
 from clusterctl.state.store import Store
+
+if TYPE_CHECKING:
+    from clusterctl.core.job import Job
 
 
 def describe_rate(charges: Iterable[Charge], digits: int = 2) -> str:

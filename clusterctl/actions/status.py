@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clusterctl.actions import costs
 from clusterctl.core.clock import Deadline
-from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Node, Phase, shorten
+from clusterctl.core.values import dataclass
 from clusterctl.insight import cost
 from clusterctl.machines import deadlines, providers
-from clusterctl.machines.attached import BatchSite
 from clusterctl.state.store import Store
 
 if TYPE_CHECKING:
+    from clusterctl.core.job import Job
     from clusterctl.insight.top import GpuLook
 
 ANSWER = 10.0
@@ -158,6 +157,7 @@ def _ask(
     from clusterctl.actions.lifetime import advise_allow, explain_lockout
     from clusterctl.insight import top
     from clusterctl.jobs import control
+    from clusterctl.machines.attached import BatchSite
 
     folder = store.locate_folder(cluster.name)
     provider = providers.load_provider(cluster.spec.provider)

@@ -14,7 +14,6 @@ import typer
 
 from clusterctl.cli import up_view
 from clusterctl.cli.console import Console, ago, format_table, make_plain, pick
-from clusterctl.cli.output import document_fetched, note_fetched
 from clusterctl.core.model import Cluster
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count, format_time
@@ -128,6 +127,7 @@ def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any
     """What `down` and `detach` do. Consent to lose outputs needs a terminal, or an option."""
     from clusterctl.actions.common import Unfetched
     from clusterctl.actions.down import take_down
+    from clusterctl.cli.output import note_fetched
 
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
@@ -145,6 +145,8 @@ def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any
 
 
 def document_removed(gone: Any) -> dict[str, Any]:
+    from clusterctl.cli.output import document_fetched
+
     return {
         "cluster": gone.name,
         **pick(gone, "nodes", "jobs_cancelled"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import re
 import shlex
@@ -80,6 +79,8 @@ PYTHONS = (
 def _read_agent() -> tuple[str, dict[str, bytes]]:
     """The files of clusterctl/agent, for a folder of which Python runs `__main__.py`, which is
     quicker than the folder; their digest before them."""
+    import hashlib
+
     main = (
         "import os, sys\n\nsys.path.insert(0, os.path.dirname(__file__))\n"
         "from agent.verbs import main\n\nmain(sys.argv[1:])\n"

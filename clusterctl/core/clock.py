@@ -8,10 +8,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:  # it loads logging
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -127,6 +128,8 @@ class Deadline:
 
     def await_result(self, future: Future[T]) -> T:
         """What `run_in_background` has found. TimeoutError if it has not ended in time."""
+        from concurrent import futures
+
         if not self.wait(lambda left: bool(futures.wait((future,), left).done)):
             raise TimeoutError
         return future.result()
@@ -155,6 +158,8 @@ NEVER = Deadline(math.inf)
 def run_in_background(action: Callable[[], T]) -> Future[T]:
     """Starts `action` in a thread that does not keep the interpreter from ending, unlike those of
     an executor: what it waits for may never come."""
+    from concurrent.futures import Future
+
     future: Future[T] = Future()
 
     def work() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from signal import Signals
 
 from clusterctl.core.sweep import Point, list_points
+from clusterctl.core.values import dataclass
 
 
 class JobState(str, Enum):

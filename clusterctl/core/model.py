@@ -11,11 +11,12 @@ import math
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from functools import lru_cache
 
 from clusterctl.core.text import fold_runs
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, make_local_error
 
 # -------------------------------------------------------------------------------------------------

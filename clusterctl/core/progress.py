@@ -8,7 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from clusterctl.core.values import dataclass
 
 # -------------------------------------------------------------------------------------------------
 # How fast bytes move, and when the rest of them will have come. Pure.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from shlex import quote
 
 from clusterctl.core.text import read_input, read_table
+from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from clusterctl.core.model import NETWORK_PARTS, Charge
+from clusterctl.core.values import dataclass
 
 
 def sum_dollars(charges: Iterable[Charge], now: float) -> float:

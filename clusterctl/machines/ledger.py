@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from clusterctl.core.model import GATEWAY_ADDRESS, NETWORK_PARTS, Charge, Cluster, Thing
+from clusterctl.core.values import dataclass
 from clusterctl.machines.charges import ENDED, REMOVED
 
 FILE = "ledger"

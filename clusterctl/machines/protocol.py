@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 
 if TYPE_CHECKING:
@@ -191,6 +191,8 @@ class RegistryLogin:
 
     @property
     def basic(self) -> str:
+        import base64
+
         return base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 

@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from clusterctl.core.model import Cluster
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.machines import ledger
 from clusterctl.machines.ledger import Sighting
-from clusterctl.machines.protocol import Cloud, Provider
 from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.kinds import PROVIDER_OPTIONS
+
+if TYPE_CHECKING:  # `status` needs no provider
+    from clusterctl.machines.protocol import Cloud, Provider
 
 PROVIDERS: dict[str, str] = {
     name: f"clusterctl.machines.{name}.provider:{name.capitalize()}Provider"
@@ -52,7 +54,7 @@ def _load(name: str, table: Mapping[str, str]) -> Provider:
     if name not in table:
         raise UsageError(f"unknown provider {name!r}", hint=f"choose one of: {', '.join(table)}")
     module, _, attribute = table[name].partition(":")
-    return cast(Provider, getattr(import_module(module), attribute)())
+    return cast("Provider", getattr(import_module(module), attribute)())
 
 
 _KNOWN_BY_FOLDER = frozenset({"ec2"})
@@ -70,7 +72,7 @@ def find_ids(folder: Path) -> Iterator[tuple[str, str]]:
 
 def load_cloud(cluster: Cluster) -> Cloud:
     """Who bills a cluster that has charges."""
-    return cast(Cloud, load_provider(cluster.spec.provider))
+    return cast("Cloud", load_provider(cluster.spec.provider))
 
 
 def look(cluster: Cluster, folder: Path, now: float) -> tuple[Sighting, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
+from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 from clusterctl.options import kinds
 from clusterctl.options.kinds import Group, Limit, Option, flag, text, texts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import socket
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -116,4 +115,4 @@ def _name_user(uid: int) -> str:
 
 def name_client() -> str:
     """Who runs this on which machine, `ana@laptop`, in characters that a tag in a cloud takes."""
-    return re.sub(r"[^\w +=.:/@-]", "_", f"{_name_user(os.geteuid())}@{socket.gethostname()}")[:256]
+    return re.sub(r"[^\w +=.:/@-]", "_", f"{_name_user(os.geteuid())}@{os.uname().nodename}")[:256]

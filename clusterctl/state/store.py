@@ -21,16 +21,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 
 from clusterctl.core.clock import Deadline
-from clusterctl.core.job import Job, Provenance
 from clusterctl.core.model import Cluster, Phase, Role
 from clusterctl.errors import NewerRecordError, RecordError
 from clusterctl.state.files import explain_write_errors, write_atomic
 from clusterctl.state.home import Home
+
+if TYPE_CHECKING:  # looking at a cluster without jobs needs no jobs
+    from clusterctl.core.job import Job, Provenance
 
 # -------------------------------------------------------------------------------------------------
 # The version of records: what an earlier clusterctl wrote has fewer fields, what a later one wrote
@@ -80,7 +82,7 @@ MEASURED = {
 }
 """Files with what verbs have measured last."""
 
-Record = TypeVar("Record", Cluster, Job)
+Record = TypeVar("Record", Cluster, "Job")
 
 
 class Store:
@@ -259,6 +261,8 @@ class Store:
         return []
 
     def read_job(self, number: int) -> Job:
+        from clusterctl.core.job import Job
+
         path = f"{self.home.jobs}/{number}/job.json"  # there may be thousands of them
         with suppress(FileNotFoundError):
             return _decode(path, Job, "move it away: the job's output is beside it", _check_job)
@@ -285,6 +289,8 @@ class Store:
 
     def read_provenance(self, number: int) -> Provenance:
         """What the job was made from; an empty one where that is not on record."""
+        from clusterctl.core.job import Provenance
+
         path = self.locate_job_folder(number) / "provenance.json"
         with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
             return msgspec.json.decode(path.read_bytes(), type=Provenance)
