@@ -382,7 +382,7 @@ def sum_spending(
     damage = store.list_cluster_damage(name)
     warnings = [f"not counted: {line}" for line in damage]
     for at, item in enumerate(known):
-        if not _is_over(item, now):  # its machines may have ended themselves
+        if _is_running(item):  # its machines may have ended themselves
             charges, lines = find_charges(store, item, now)
             known[at] = replace(item, charges=tuple(charges))
             warnings += lines
@@ -405,7 +405,7 @@ def sum_spending(
         known_prices = all(exact[id] for id, dollars in each.items() if dollars)
         days.append(DayCost(day, sum(each.values()), known_prices))
     clusters = (
-        ClusterCost(item.name, id, not _is_over(item, now), spent[id], exact[id])
+        ClusterCost(item.name, id, _is_running(item), spent[id], exact[id])
         for id, item in shown.items()
     )
     jobs = (
@@ -439,6 +439,11 @@ def sum_by_job(
         for job in jobs
         if job.started and (mine := billed.get(job.cluster_id))
     }
+
+
+def _is_running(cluster: Cluster) -> bool:
+    """An end that nobody saw is on record as the latest possible one, which may be yet to come."""
+    return any(item.until is None for item in cluster.charges)
 
 
 def _is_over(cluster: Cluster, when: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,6 +236,8 @@ def stop(
             provider.stop(cluster, folder, report)
             cluster = providers.settle(cluster, folder, clock())
         except ProviderError:
+            with suppress(ProviderError):  # what has stopped or ended is told while it is shown
+                providers.look(cluster, folder, clock())
             costs.report_left(cluster, report, "stopped", "stop")
             raise
         cluster = replace(cluster, phase=Phase.STOPPED, stopping=False)

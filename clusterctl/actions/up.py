@@ -28,6 +28,7 @@ from clusterctl.core.model import (
     Reporter,
     Runtime,
     fold,
+    shorten,
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
@@ -116,6 +117,11 @@ def bring_up(
             try:
                 intent, cluster = _begin(store, here, intent, old, report, consent, clock, wall)
                 return _complete(store, cluster, intent, clock, report)
+            except KeyboardInterrupt:
+                with suppress(ClusterctlError):
+                    if made := store.find(spec.name):
+                        record_failed_create(store, made, None, report)
+                raise
             except NoCapacity as error:
                 made = store.find(spec.name)
                 if made is None or made.nodes or not (others or _has_made_all(intent)):
@@ -504,7 +510,7 @@ def record_failed_create(
             return
         store.save(cluster)
         gateway = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
-        things = [count(len(there), "machine")] * bool(there) + ["a NAT gateway"] * gateway
+        things = [shorten(sorted(there))] * bool(there) + ["a NAT gateway"] * gateway
         if things and not goes:
             report(f"still running: {' and '.join(things)}, {costs.describe_bill(cluster)}: {then}")
             return

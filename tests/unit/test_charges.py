@@ -302,6 +302,13 @@ def test_only_what_was_spent_since_then_counts(store: Store) -> None:
     assert costs.sum_spending(store, 30 * DAY, "old", lambda: NOON).dollars == 4.0
 
 
+def test_an_end_that_may_be_yet_to_come_is_one(store: Store) -> None:
+    """Nobody saw it: the latest possible one is a minute after the look."""
+    store.save(made("gone", replace(machine(NOON - HOUR, NOON + 60), unseen=True)))
+    found = costs.sum_spending(store, 30 * DAY, "gone", lambda: NOON)
+    assert [item.running for item in found.clusters] == [False]
+
+
 def test_a_night_that_a_cluster_runs_through_belongs_to_two_days(store: Store) -> None:
     midnight = NOON - 12 * HOUR
     store.save(made("night", machine(midnight - HOUR, midnight + 3 * HOUR)))

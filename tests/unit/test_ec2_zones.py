@@ -188,6 +188,7 @@ def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None
     with pytest.raises(CapacityError, match="no zone has capacity") as caught:
         attempts(tmp_path, room, spot, spot=True)
     assert "--spot-fallback" in caught.value.hint
+    assert caught.value.message.endswith("): InsufficientInstanceCapacity: none left")
     spot = ProviderState(id="lab-1", region="us-east-1", spot=True)
     tried = attempts(tmp_path, room, spot, spot=True, spot_fallback=True)
     assert tried == [(ZONES[0], True), (ZONES[1], True), (ZONES[0], False), (ZONES[1], False)]
@@ -219,7 +220,9 @@ def test_a_lost_spot_worker_is_made_again_on_demand_where_that_was_said(tmp_path
     assert runner.tried == [("us-east-1b", True), ("us-east-1b", False)]
     assert runner.on_demand == ["worker-1"]
     [line] = told
-    assert line.startswith("us-east-1b has no capacity for spot (no capacity")
+    assert line.startswith(
+        "us-east-1b has no capacity for spot (InsufficientInstanceCapacity: none"
+    )
     assert line.endswith("): worker-1 on-demand instead, the cluster then costs $0.1785/h")
     kept = spec.load_state(tmp_path)
     assert kept

@@ -151,6 +151,24 @@ def test_running_jobs_are_asked_about(
     assert here.store.read_job(7).state.ended
 
 
+def test_a_stop_that_fails_half_way_counts_what_has_ended(
+    call: Call, here: Staged, cloud: Cloud
+) -> None:
+    """The cloud tells that for an hour alone."""
+    cloud.refuses = ProviderError("stop instances: Request limit exceeded", hint="again")
+    look = cloud.list_things
+
+    def list_things(cluster: Cluster, folder: Path) -> list[Thing]:
+        if cluster.stopping:
+            cloud.told["worker-1"] = {"state": "off", "until": 1.7e9}
+        return look(cluster, folder)
+
+    cloud.list_things = list_things  # type: ignore[method-assign]
+    assert call("stop").code == 3
+    kept = (here.store.locate_folder("lab") / "ledger").read_text()
+    assert '"state":"off","since":1600000000.0,"until":1700000000.0' in kept
+
+
 def test_a_stop_that_is_refused_changes_no_record(call: Call, here: Staged, cloud: Cloud) -> None:
     before = here.store.read_cluster("lab")
     cloud.refuses = ProviderError(

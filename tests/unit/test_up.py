@@ -188,7 +188,23 @@ def test_what_is_left_of_an_up_without_machines_is_named(monkeypatch: pytest.Mon
     there.spent = 1.0  # a machine runs, and that is said
     told = fail(wanted())
     assert not [line for line in told if "left over" in line]
-    assert any(line.startswith("still running: 1 machine,") for line in told)
+    assert any(line.startswith("still running: launcher,") for line in told)
+
+
+def test_a_stopped_up_names_what_runs_and_what_that_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(Regions):
+        def create(self, cluster: Cluster, folder: Path, report: object) -> Created:
+            raise KeyboardInterrupt
+
+    there, told = Stopped(), list[str]()
+    there.spent = 1.0
+    provide(monkeypatch, "ec2", there)
+    with pytest.raises(KeyboardInterrupt):
+        up.bring_up(open_store(), wanted(), told.append, lambda question: True)
+    assert told[-1] == (
+        "still running: launcher, $60.00/h: `clusterctl up lab` continues, `clusterctl down lab`"
+        " removes it"
+    )
 
 
 def test_an_id_tells_whose_a_cluster_is_and_is_a_name_for_everything() -> None:
@@ -409,7 +425,7 @@ def test_a_nat_gateway_without_machines_is_named_and_paid() -> None:
     assert told.startswith(f"still running: a NAT gateway, $0.05/h {until}: `clusterctl up lab`")
     assert "`clusterctl down lab` removes it" in told
     _, told = broken_off(began, Gateways(launcher="i-1"), charges=planned)
-    assert "1 machine and a NAT gateway, $1.05/h" in told
+    assert "launcher and a NAT gateway, $1.05/h" in told
 
 
 def test_machines_that_cannot_be_asked_about_are_not_passed_over() -> None:

@@ -319,7 +319,8 @@ def make_attempts(
 ) -> list[dict[str, Any]]:
     """Terraform's list of nodes. Raises CapacityError where no zone has room for all; what runs
     already never moves. Zones that AWS names as having room are tried first. In others, after the
-    first, the workers come before the launcher: that one would be made and ended in each."""
+    first, the workers come before the launcher: that one would be made and ended in each. (In the
+    first, workers that wait for it would cost more than a minute of it does.)"""
     state, cloud, zones = order.state, order.options.cloud, order.found.zones
     running = find_instances(order.api, order.cluster.id)
     settled = any(order.cluster.has(item.node) for item in running)
@@ -379,12 +380,12 @@ def make_attempts(
             new = [n for n in _list_on_demand(order, todo[0][0], running) if n not in there]
             dear = plan.requote(order.api, order.found, order.cluster.charges, new, "", report)
             report(
-                f"{zone} has no capacity for spot ({known.message}): {shorten(new)} on-demand"
+                f"{zone} has no capacity for spot ({known.said}): {shorten(new)} on-demand"
                 f" instead, the cluster then costs {prices.render_rate(dear)}/h"
             )
         else:
             report(
-                f"{zone} has no capacity{' for spot' * spot} ({known.message}): the whole cluster"
+                f"{zone} has no capacity{' for spot' * spot} ({known.said}): the whole cluster"
                 f" moves to {todo[0][1]}" + ", on-demand" * (todo[0][0] != spot)
             )
     raise ProviderError("no zone to try", hint="name some with --zones")
@@ -409,7 +410,7 @@ def _give_up(
         # The next `up` finds another day, and begins anew.
         state.zone, state.spot = "", order.options.cloud.spot
     spec.save_state(order.folder, state)
-    return CapacityError(f"{what}: {why.message}", hint=hint)
+    return CapacityError(f"{what}: {why.said}", hint=hint)
 
 
 def _list_on_demand(order: Order, new_spot: bool, running: Sequence[Instance]) -> tuple[str, ...]:

@@ -66,7 +66,9 @@ class WrongClock(RefusedByAws):
 
 
 class CapacityError(RefusedByAws, NoCapacity):
-    """No machines of the wanted kind in a zone: another may have some."""
+    """No machines of the wanted kind in a zone: another may have some. `said`: AWS's own words."""
+
+    said = ""
 
 
 SKEW = 300.0
@@ -200,8 +202,11 @@ def from_terraform(texts: Iterable[str]) -> ProviderError | None:
     for text in texts:
         flat = " ".join(text.split())
         for known in _find_in_terraform(text):
-            kind = CapacityError if known.capacity else ProviderError
-            found.append(kind(f"{known.what} ({_make_readable(flat)[:500]})", hint=known.hint))
+            kind, said = CapacityError if known.capacity else ProviderError, _make_readable(flat)
+            error = kind(f"{known.what} ({said[:500]})", hint=known.hint)
+            if isinstance(error, CapacityError):
+                error.said = re.sub(r"^.*api error ", "", said)[:500].rstrip(".")
+            found.append(error)
     return next((item for item in found if isinstance(item, CapacityError)), None) or next(
         iter(found), None
     )
