@@ -30,6 +30,8 @@ TTL = 3 * 3600.0
 """Seconds until the machines end themselves, should nobody remove them: an hour to install, and one
 for EC2 to copy the disk."""
 FORGET_LIMIT = 120.0
+SMALLEST = {"cpu": "c7i.large"}
+"""Beside its launcher that fits the 5 vCPUs of a new account."""
 
 
 def load_cloud() -> Cloud:
@@ -81,7 +83,7 @@ def make_image(
     spec = ClusterSpec(
         name=f"{MAKES_IMAGE}{kind}-{secrets.token_hex(3)}",
         provider=EC2.owner,
-        groups=(NodeGroup(count=1, family=family),),
+        groups=(NodeGroup(count=1, family=family, instance_type=SMALLEST.get(kind, "")),),
         ttl=TTL,
         runtime=runtime,
         cloud=replace(cloud, region=region),

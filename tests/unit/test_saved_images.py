@@ -12,6 +12,7 @@ import pytest
 
 from clusterctl.actions import machine_images
 from clusterctl.actions.common import open_store
+from clusterctl.core.catalog import choose_instance_type
 from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Runtime, Thing
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import preflight, refusals, saved
@@ -190,7 +191,7 @@ class Making(Cloud):
         self.asked.append(f"remove {image.id}")
 
     def plan(self, spec: ClusterSpec, *rest: Any, **more: Any) -> ProviderPlan:
-        self.asked.append(f"plan {spec.groups[0].family} {spec.ttl:g}")
+        self.asked.append(f"plan {choose_instance_type(spec.groups[0])} {spec.ttl:g}")
         return ProviderPlan(mode="ec2", mode_reason="", one_host=False, lines=(), question="start?")
 
     def create(self, cluster: Cluster, folder: Path, report: Any) -> Any:
@@ -212,15 +213,25 @@ class Making(Cloud):
 def make(
     consent: Callable[[str], bool] = lambda question: True,
     report: Callable[[str], None] = lambda line: None,
+    kind: str = "nvidia",
 ) -> SavedImage:
     return machine_images.make_image(
         open_store(),
-        "nvidia",
+        kind,
         runtime=Runtime.HOST,
         cloud=CloudSpec(region="us-east-1"),
         report=report,
         consent=consent,
     )
+
+
+def test_a_new_account_can_make_an_image_for_cpu_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has 5 vCPUs, two of which the launcher takes."""
+    cloud = Making()
+    provide(monkeypatch, "ec2", cloud)
+    with pytest.raises(ProviderError):
+        make(kind="cpu")
+    assert cloud.asked[0] == "plan c7i.large 10800"
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -229,7 +240,7 @@ def test_the_machines_go_whatever_happens(told: bool, monkeypatch: pytest.Monkey
     provide(monkeypatch, "ec2", cloud)
     with pytest.raises(KeyboardInterrupt if told else ProviderError):
         make()
-    assert cloud.asked == ["plan g4dn 10800", "create", "destroy"]
+    assert cloud.asked == ["plan g4dn.xlarge 10800", "create", "destroy"]
     assert open_store().list_names() == ()
 
 
@@ -278,7 +289,7 @@ def test_one_that_is_there_is_not_made_again(monkeypatch: pytest.MonkeyPatch) ->
     provide(monkeypatch, "ec2", cloud)
     with pytest.raises(UsageError, match="aborted"):
         make(lambda question: False)
-    assert cloud.asked == ["remove ami-1", "plan g4dn 10800"]
+    assert cloud.asked == ["remove ami-1", "plan g4dn.xlarge 10800"]
     there = replace(failed, id="ami-3", state="available")
     cloud = Making(there=(other, there))
     provide(monkeypatch, "ec2", cloud)
