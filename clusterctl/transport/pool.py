@@ -291,10 +291,10 @@ class Pool(AbstractContextManager["Pool"]):
                     name, result = waiting.popleft()
                     _answer(result, action, name, on_done)
 
-        # Not an executor: its threads keep the interpreter alive after Ctrl-C.
-        for _ in range(min(LIMIT, len(chosen))):
-            run_in_background(work)
         try:
+            # Not an executor: its threads keep the interpreter alive after Ctrl-C.
+            for _ in range(min(LIMIT, len(chosen))):
+                run_in_background(work)
             while wait(results, HEARING).not_done:
                 pass
         except BaseException:

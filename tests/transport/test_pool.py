@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import subprocess
@@ -208,6 +209,30 @@ def test_interrupt(sshd: Sshd, peer: Callable[..., int], deaf: int) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode  # Python chooses it: mostly -SIGINT, now and then 1
     assert err.strip().endswith(b"KeyboardInterrupt")
+
+
+def test_after_ctrl_c_no_further_node_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_pool, "LIMIT", 3)
+    nodes = [make_node(22, f"worker-{number}") for number in range(5)]
+    asked: list[str] = []
+    answered: list[str] = []
+    go_on = threading.Event()
+
+    def ask(name: str) -> NodeResult:
+        asked.append(name)
+        if len(asked) == 3:
+            _thread.interrupt_main()
+        go_on.wait(20)
+        answered.append(name)
+        return NodeResult(node=name, exit_code=0)
+
+    with Pool(nodes, identity=None, known_hosts=Path(os.devnull)) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            pool.call_each(ask)
+        go_on.set()
+        wait_for(lambda: len(answered) >= 3, 20, "three answers")
+        time.sleep(0.1)  # for who would go on
+    assert len(asked) == 3
 
 
 def test_looks_at_many_nodes_share_one_connection_to_their_gateway(tmp_path: Path) -> None:
