@@ -207,6 +207,7 @@ def test_a_node_that_an_extend_did_not_reach_is_named() -> None:
     made = cluster(deadline=2000.0)
     assert deadlines.describe_difference(made, {"launcher": 2001.0, "worker-1": 1999.0}) == ""
     assert deadlines.describe_difference(made, {"worker-1": 1998.0}) != ""
+    assert deadlines.describe_difference(made, {"worker-1": 2002.0}) != "", "it costs more"
     said = deadlines.describe_difference(made, {"launcher": 2000.0, "worker-1": 1000.0})
     assert said.startswith(
         f"the deadline of worker-1 is {format_time(1000.0)}, and the record says"

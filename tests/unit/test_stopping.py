@@ -13,11 +13,13 @@ import pytest
 
 from clusterctl.actions.common import Connected, open_store
 from clusterctl.actions.run import Prepared, follow_to_end, stop_on_interrupt, submit
+from clusterctl.batch import verdict
 from clusterctl.cli.console import Console
 from clusterctl.cli.output import document, format_duration, report_result
-from clusterctl.core.job import JobState
-from clusterctl.core.model import NodeResult
+from clusterctl.core.job import Job, JobState
+from clusterctl.core.model import Cluster, NodeResult
 from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.jobs import control
 from clusterctl.jobs.follow import StartSignals
 from clusterctl.launch import launcher
 from clusterctl.project.tree import Tree
@@ -156,3 +158,48 @@ def test_a_job_whose_record_cannot_be_written_is_not_said_to_go_on(
     assert capsys.readouterr().err == (
         "no longer following job 7; `clusterctl jobs` shows whether it still runs\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(JobState.LOST, JobState.LOST), (JobState.RUNNING, JobState.CANCELLED)],
+)
+def test_a_job_that_was_lost_before_does_not_count_as_cancelled(
+    before: JobState, after: JobState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the other nobody can tell the end, but that it was asked for."""
+    monkeypatch.setattr(
+        control, "refresh", lambda asked, *rest: replace(asked, state=JobState.LOST)
+    )
+    monkeypatch.setattr(control, "kill_processes", lambda *rest: {"worker-1": 0})
+    ended = control.wait_for_end(job(state=before), cluster(), cast(Pool, Impatient()))
+    assert (ended.state, ended.survivors) == (after, {"worker-1": 0})
+
+
+class Replaced:
+    """A cluster's queue after its launcher was replaced: it knows nothing of the job."""
+
+    ask_limit, places_ranks = 5.0, True
+
+    def status_commands(self, jobs: Sequence[Job], _: Cluster) -> dict[str, Sequence[Job]]:
+        return {"status": jobs}
+
+    def describe_silence(self, text: str) -> str:
+        return ""
+
+    def parse_status(self, asked: Job, text: str) -> Job:
+        return replace(asked, state=JobState.LOST, started=1.0, reason=verdict.NO_FOLDER)
+
+
+def test_what_a_replaced_launcher_left_on_other_nodes_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "load_system", lambda name: Replaced())
+    monkeypatch.setattr(control, "kill_processes", lambda *rest: {"worker-1": 0})
+
+    class Answers(Impatient):
+        def run(self, command: str | dict[str, str], *names: object, **options: Any) -> Any:
+            return NodeResult(node="launcher", exit_code=0, stdout=b"nothing")
+
+    found = control.refresh(job(state=JobState.RUNNING), cluster(), cast(Pool, Answers()))
+    assert (found.state, found.survivors) == (JobState.LOST, {"worker-1": 0})
