@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -20,6 +19,7 @@ from typing import IO
 from clusterctl.core import variables
 from clusterctl.core.clock import Deadline, now
 from clusterctl.core.model import NodeResult
+from clusterctl.core.values import dataclass
 
 Spawned = subprocess.Popen[bytes]
 ENDING = (signal.SIGTERM, signal.SIGHUP)

@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from clusterctl.core.model import (
     fold,
 )
 from clusterctl.core.text import MAX_HOST_LINE, count, read_input
+from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     BootstrapError,
     ClusterctlError,

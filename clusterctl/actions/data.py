@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from secrets import token_hex
@@ -23,6 +23,7 @@ from clusterctl.actions.shared_folder import SLOWEST
 from clusterctl.core import assets
 from clusterctl.core.model import Cluster, Node, NodeResult, Reporter
 from clusterctl.core.text import format_bytes
+from clusterctl.core.values import dataclass
 from clusterctl.data import datasets, sources
 from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from clusterctl.actions import costs
 from clusterctl.actions.common import Unfetched, check_name
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, ClusterSpec, Consent, Phase, Reporter
+from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     ClusterctlError,
     LeftoverError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +13,7 @@ from typing import TypeVar
 from clusterctl.actions.common import check_name
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import ID_PATTERN, Cluster, Reporter
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import Cloud, Resource, describe_resources

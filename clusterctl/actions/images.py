@@ -12,7 +12,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from clusterctl import process
 from clusterctl.core import catalog
 from clusterctl.core.model import Reporter
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from clusterctl.machines.docker import containers

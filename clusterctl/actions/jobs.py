@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from clusterctl.batch.system import load_system
 from clusterctl.core.clock import NEVER, Deadline
 from clusterctl.core.job import IN_A_TERMINAL, Hang, Job, JobState
 from clusterctl.core.model import Cluster, Phase, Reporter
+from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     ClusterctlError,
     NodeUnreachable,

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
@@ -25,6 +25,7 @@ from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobSpec, ProgramKind
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import format_time
+from clusterctl.core.values import dataclass
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, fetch, records
 from clusterctl.jobs.records import Files

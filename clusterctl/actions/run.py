@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -30,6 +30,7 @@ from clusterctl.core.job import (
 )
 from clusterctl.core.model import Cluster, Consent, Node, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
+from clusterctl.core.values import dataclass
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import (
     BootstrapError,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.actions.common import Connected
 from clusterctl.core.model import Cluster, NodeResult, Phase
 from clusterctl.core.text import count, format_bytes
+from clusterctl.core.values import dataclass
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.state.store import Store
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from clusterctl.actions import access, common, costs, up_plan
@@ -32,6 +32,7 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
+from clusterctl.core.values import dataclass
 from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable
 from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, deadlines, ledger, providers

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.core.text import count, format_span, format_time
+from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     NodeUnreachable,
     ProviderError,

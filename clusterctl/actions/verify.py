@@ -10,7 +10,7 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.core.text import count
+from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     ClusterctlError,
     RecordError,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, cast
 
 from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster, Node
+from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 from clusterctl.launch.launcher import Request
 from clusterctl.options.batch import BATCH_SYSTEMS

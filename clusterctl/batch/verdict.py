@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from clusterctl.agent import messages
 from clusterctl.core.job import Hang, Job, JobState, Placement, RankFailure, describe_exit
 from clusterctl.core.text import count
+from clusterctl.core.values import dataclass
 
 CAUSES: Mapping[str, JobState] = {
     "cancelled": JobState.CANCELLED,

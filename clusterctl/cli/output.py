@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clusterctl.cli.console import BAD, GOOD, Console, ago, can_redraw, escape, make_plain, pick
 from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
 from clusterctl.core.text import count
+from clusterctl.core.values import dataclass
 from clusterctl.core.variables import redact, redact_arguments
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 from clusterctl.core.assets import find_folder
 from clusterctl.core.model import Accelerator, NodeGroup
 from clusterctl.core.text import read_table
+from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 
 _TABLES = read_table("catalog")

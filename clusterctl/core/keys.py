@@ -9,9 +9,10 @@ import hmac
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from clusterctl.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

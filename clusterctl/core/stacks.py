@@ -8,12 +8,13 @@ import zlib
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 from clusterctl.core.job import Hang, HungRanks
 from clusterctl.core.text import fold_runs, read_table
+from clusterctl.core.values import dataclass
 
 # -------------------------------------------------------------------------------------------------
 # What a thread waits for, by the functions that it is in, and what to do about it: stacks.toml.

@@ -7,13 +7,13 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from clusterctl.core.text import parse_toml
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError
 from clusterctl.transport.copying import UnsafeArchive, unpack
 

@@ -7,9 +7,10 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 
+from clusterctl.core.values import dataclass
 from clusterctl.core.variables import may_see_secrets
 from clusterctl.errors import UsageError
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from clusterctl.core.job import Job, Provenance
 from clusterctl.core.text import count, format_seconds
+from clusterctl.core.values import dataclass
 
 MOST = 400
 """Lines of one file's differences that are kept."""

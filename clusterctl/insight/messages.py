@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from clusterctl.core import assets
 from clusterctl.core.job import Job
+from clusterctl.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import pairwise
 
 from clusterctl.core import assets
+from clusterctl.core.values import dataclass
 
 LONGEST = 2000
 """Bytes of such a line. What is longer is none."""

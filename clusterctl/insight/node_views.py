@@ -7,12 +7,13 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import ip_address
 
 import msgspec
 
 from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
+from clusterctl.core.values import dataclass
 
 # -------------------------------------------------------------------------------------------------
 

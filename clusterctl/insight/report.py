@@ -8,11 +8,12 @@ import itertools
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from clusterctl.core import assets
 from clusterctl.core.text import count, format_bytes, format_time
+from clusterctl.core.values import dataclass
 from clusterctl.insight import metrics, scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure

@@ -8,9 +8,9 @@ prints none of them is timed as a whole, from its start to its end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 
+from clusterctl.core.values import dataclass
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.verify import Measurements
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from clusterctl.core.job import UNPLACED, Job
+from clusterctl.core.values import dataclass
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.verify import read_rocm_cards

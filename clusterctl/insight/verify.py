@@ -11,13 +11,14 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from statistics import median
 from typing import Any
 
 from clusterctl.core import assets
 from clusterctl.core.text import count
+from clusterctl.core.values import dataclass
 
 # -------------------------------------------------------------------------------------------------
 # What `verify` has measured, and its verdicts. Units are SI: bytes and operations per second.

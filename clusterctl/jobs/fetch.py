@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ from clusterctl.core.clock import Deadline, now, run_in_background
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count, format_bytes, format_time
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
 from clusterctl.jobs.records import read_state
 from clusterctl.jobs.submit import list_rank_nodes, locate_folder

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from io import BufferedWriter
 from pathlib import Path
@@ -34,6 +34,7 @@ from clusterctl.core import assets
 from clusterctl.core.clock import now, run_in_background
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, shorten
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.jobs import control, records, submit
 from clusterctl.jobs.records import Piece

@@ -12,7 +12,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from clusterctl.batch.direct import LEAST_OUTPUT, OUTPUT
 from clusterctl.core.job import Job, LaunchPlan, Machine, Provenance
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_bytes
+from clusterctl.core.values import dataclass
 from clusterctl.core.variables import redact_arguments, redact_patch
 from clusterctl.errors import RecordError
 from clusterctl.project import tree as project_tree

@@ -14,7 +14,7 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from shlex import join, quote
 from shutil import which
@@ -40,6 +40,7 @@ from clusterctl.core.model import (
     make_error,
 )
 from clusterctl.core.text import count, format_bytes
+from clusterctl.core.values import dataclass
 from clusterctl.core.variables import write_unset
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from clusterctl.core import assets
 from clusterctl.core.job import Program
+from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 
 

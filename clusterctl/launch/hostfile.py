@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from clusterctl.core import text
 from clusterctl.core.job import JobSpec, Placement
 from clusterctl.core.model import Cluster, Node, Role, render_hostfile_mark
 from clusterctl.core.sweep import parse_concurrency
+from clusterctl.core.values import dataclass
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.launcher import Request
 

@@ -7,11 +7,11 @@ that they run on. `network` decides the network for all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 
 from clusterctl.core.job import JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster
+from clusterctl.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

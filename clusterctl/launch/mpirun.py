@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from ipaddress import ip_address, ip_network
 from shlex import quote
@@ -20,6 +20,7 @@ from clusterctl.core.job import (
     Reason,
 )
 from clusterctl.core.model import Cluster, Mpi, Node
+from clusterctl.core.values import dataclass
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch import network as launch_network
 from clusterctl.launch.environment import build_environment, list_program

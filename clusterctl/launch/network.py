@@ -7,13 +7,14 @@ NCCL, RCCL and Gloo take device names, which are therefore set per node by the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from ipaddress import IPv4Interface, IPv4Network
 
 from clusterctl.core import assets
 from clusterctl.core.job import Reason
 from clusterctl.core.model import Accelerator, Interface, Node
+from clusterctl.core.values import dataclass
 from clusterctl.errors import LaunchError
 
 

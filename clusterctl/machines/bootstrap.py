@@ -11,7 +11,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 
 import msgspec
@@ -29,6 +29,7 @@ from clusterctl.core.model import (
     Runtime,
 )
 from clusterctl.core.progress import NodePhases
+from clusterctl.core.values import dataclass
 from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.machines import facts, registry
 from clusterctl.machines.protocol import RegistryLogin

@@ -16,7 +16,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 from clusterctl import process
 from clusterctl.core import assets, catalog
 from clusterctl.core.clock import Deadline, run_in_background
+from clusterctl.core.values import dataclass
 from clusterctl.core.variables import may_see_secrets
 from clusterctl.errors import ProviderError, UsageError, describe_reason
 from clusterctl.machines.protocol import RegistryLogin

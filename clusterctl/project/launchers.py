@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 from clusterctl.core import assets
+from clusterctl.core.values import dataclass
 
 REFUSED, IGNORED = "refused", "ignored"
 

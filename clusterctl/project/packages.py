@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
@@ -32,6 +32,7 @@ from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python, make_error
 from clusterctl.core.text import count, format_bytes, parse_toml, parse_yaml, read_toml
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree

@@ -8,13 +8,14 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from shutil import which
 
 from clusterctl import process
 from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
 from clusterctl.core.model import Cluster, Mpi, Role
+from clusterctl.core.values import dataclass
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import LANGUAGES
 from clusterctl.options.batch import BATCH_SYSTEMS

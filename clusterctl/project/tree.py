@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePath
 from shlex import join, quote
@@ -27,6 +27,7 @@ from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, Program
 from clusterctl.core.model import Node, shorten
 from clusterctl.core.text import count, format_bytes
+from clusterctl.core.values import dataclass
 from clusterctl.errors import FULL, LaunchError, UsageError, make_write_error
 from clusterctl.project.contents import Digests
 from clusterctl.state.home import Home, find_home

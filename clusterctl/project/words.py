@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import islice
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from clusterctl.core.job import PYTHONS, SHELLS, JobSpec
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import MAX_HOST_LINE, parse_yaml, read_input
+from clusterctl.core.values import dataclass
 from clusterctl.core.variables import OURS, RANKS, SECRET, STARTERS, read_variables
 from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import deal, find_workers

@@ -7,12 +7,12 @@ import hashlib
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from clusterctl import process
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError
 from clusterctl.state.files import make_private, write_atomic
 

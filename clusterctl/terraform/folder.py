@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from clusterctl import process
 from clusterctl.core.model import Reporter
+from clusterctl.core.values import dataclass
 from clusterctl.state.files import write_atomic
 from clusterctl.terraform.binary import (
     Binary,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import re
 import socket
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import msgspec
 from clusterctl.core.keys import name_host
 from clusterctl.core.model import Node, NodeResult
 from clusterctl.core.text import decode_table
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 
 

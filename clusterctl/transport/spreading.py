@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
@@ -23,6 +23,7 @@ from clusterctl.agent.store import STEP, Missing, TreeEntry, pack_manifest
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED
+from clusterctl.core.values import dataclass
 from clusterctl.transport.diagnosis import FAILURES, Failure, describe_failure
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Channel

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import pickle
-from dataclasses import field, replace
+from dataclasses import FrozenInstanceError, asdict, field, replace
 from typing import Any
 
 import pytest
@@ -72,3 +73,61 @@ def test_records_are_pickled() -> None:
     from tests.unit.making import cluster
 
     assert pickle.loads(pickle.dumps(cluster())) == cluster()
+
+
+def define(dataclass: Any) -> tuple[Any, Any, Any]:
+    @dataclass(frozen=True, slots=True)
+    class Point:
+        x: int
+        y: int = 2
+        secret: str = field(default="s", repr=False)
+        note: str = field(default="n", compare=False)
+        tags: list[str] = field(default_factory=list, compare=False)
+
+    @dataclass(slots=True, kw_only=True)
+    class Open:
+        name: str
+        size: int = 0
+
+    @dataclass(frozen=True)
+    class Base:
+        x: int
+
+        def __repr__(self) -> str:
+            return "own"
+
+    class Heir(Base):  # type: ignore[misc,unused-ignore]
+        def __init__(self) -> None:
+            super().__init__(7)
+
+    return Point, Open, Heir
+
+
+def try_all(dataclass: Any) -> list[Any]:
+    point, opened, heir = define(dataclass)
+    one, same = point(1, tags=["t"]), replace(point(1, note="other"), x=1)
+    found: list[Any] = [repr(one), one == same, hash(one) == hash(same), one == (1, 2), asdict(one)]
+    found += [point(1).tags is point(1).tags, {one: 1}[same], replace(one, y=3).y, heir().x]
+    found += [repr(heir()), heir() == heir(), opened(name="n") == opened(name="n", size=0)]
+    found += [opened.__hash__, copy.deepcopy(one) == one, point.__match_args__]
+    changed = opened(name="n")
+    changed.size = 9
+    found.append(repr(changed))
+    for wrong in (
+        lambda: setattr(one, "x", 2),
+        lambda: delattr(one, "x"),
+        lambda: setattr(changed, "unknown", 1),
+        lambda: point(),
+        lambda: point(1, 2, "", "", [], 6),
+        lambda: point(1, z=2),
+        lambda: opened("n"),
+        lambda: point(1) < point(2),
+    ):
+        with pytest.raises((FrozenInstanceError, AttributeError, TypeError)) as failed:
+            wrong()
+        found.append(failed.type)
+    return found
+
+
+def test_our_dataclass_does_the_same() -> None:
+    assert try_all(values.dataclass) == try_all(dataclasses.dataclass)

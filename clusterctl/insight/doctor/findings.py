@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 
 from clusterctl.batch.verdict import correct
 from clusterctl.core import assets, stacks
 from clusterctl.core.job import UNPLACED, Hang, Job
 from clusterctl.core.stacks import Stack
+from clusterctl.core.values import dataclass
 from clusterctl.insight.node_views import NodeView, Rank, RankProcess
 
 WATCH = 5

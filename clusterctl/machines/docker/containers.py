@@ -9,7 +9,6 @@ import tarfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from clusterctl import process
 from clusterctl.core import assets, catalog
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import SHARED, Accelerator, Cluster, ClusterSpec, NodeResult, Reporter
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import deadlines, networks, protocol
 from clusterctl.machines.networks import probe

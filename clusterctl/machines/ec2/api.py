@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import refusals
 from clusterctl.machines.ec2.refusals import RefusedByAws

@@ -5,13 +5,13 @@ from __future__ import annotations
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
 
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import CloudSpec, ClusterSpec
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2.api import TAG, Api, check_making

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from clusterctl.core import catalog
 from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, Reporter, Runtime, shorten
 from clusterctl.core.text import count, format_span, format_time
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import prices, schedules, spec

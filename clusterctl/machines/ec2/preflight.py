@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from math import inf
 
@@ -16,6 +16,7 @@ from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Reporter, Runtime
 from clusterctl.core.text import count
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import network as ec2_network

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from clusterctl.core import catalog
@@ -18,6 +18,7 @@ from clusterctl.core.model import (
     Charge,
     Reporter,
 )
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2.api import Api

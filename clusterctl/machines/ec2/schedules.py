@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import GATEWAY, Cluster, Reporter, fold
+from clusterctl.core.values import dataclass
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.charges import LATER, RELEASE

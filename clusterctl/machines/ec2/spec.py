@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from clusterctl.core import assets, catalog
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, NodeGroup, Reporter
 from clusterctl.core.progress import BOOTING, NodePhases
 from clusterctl.core.text import format_time
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import api as ec2_api

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from typing import Any
 
 from clusterctl import process
 from clusterctl.core.model import ClusterSpec
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2.api import TAG, Api, check_making
 

@@ -13,12 +13,12 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from clusterctl import process
 from clusterctl.core import assets, keys
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import protocol
 from clusterctl.machines.networks import Endpoint

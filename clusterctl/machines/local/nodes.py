@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -23,6 +22,7 @@ from pathlib import Path
 from clusterctl import process as process_module
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
+from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks as machines_networks
 from clusterctl.machines.local import layout, processes

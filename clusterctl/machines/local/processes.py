@@ -17,12 +17,12 @@ import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import process as process_module
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
+from clusterctl.core.values import dataclass
 from clusterctl.machines import deadlines
 from clusterctl.machines.local.layout import REAPER, Site
 from clusterctl.state.files import write_atomic
