@@ -24,6 +24,7 @@ from clusterctl.batch.system import BatchSystem, Preview, ask_agent
 from clusterctl.core import assets
 from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster, Node
+from clusterctl.core.variables import write_unset
 from clusterctl.errors import UsageError
 from clusterctl.launch import launcher as launch_launcher
 from clusterctl.launch.compiling import plan_compilation
@@ -119,15 +120,7 @@ class Direct(BatchSystem):
                 f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
                 for place in job.placement
             ),
-            "launch.sh": assets.render(
-                "job/launch.sh.j2",
-                id=job.id,
-                root=launcher.root,
-                folder=where[launcher.name],
-                container=launcher.name if launcher.contained else "",
-                tag=f"{cluster.id}/{job.id};",
-                command=render_command_line(plan.argv),
-            ),
+            "launch.sh": _write_launch(job, cluster, plan),
             "plan.json": render_plan(make_plan(job, cluster)),
         }
         if spec.is_sweep:
@@ -215,6 +208,25 @@ class Direct(BatchSystem):
         """Leaves word for the supervisor, also for one that is about to start, and returns. Where
         it is dead, the agent ends the job."""
         return ("/bin/sh", "-c", ask_agent("cancel"))
+
+
+PROGRAMS = ("mpirun", "ranks", "ranks outside Slurm", "ranks outside Grid Engine")
+"""What reads the environment of a job."""
+
+
+def _write_launch(job: Job, cluster: Cluster, plan: LaunchPlan) -> str:
+    """launch.sh, which starts the ranks, on the launcher. Its last line is their command."""
+    launcher = cluster.launcher
+    lines = ["#!/bin/sh", f"# Starts the ranks of job {job.id}."]
+    if launcher.contained:
+        folder = f"{launcher.root}/jobs/{job.id}"
+        given = {"root": launcher.root, "folder": folder, "container": launcher.name}
+        lines.append(assets.render("job/inside.sh.j2", **given).rstrip())
+    lines += map(write_unset, PROGRAMS)
+    lines.append(f"PATH={shlex.quote(launcher.root)}/bin:$PATH")
+    lines.append(f"CLUSTERCTL_JOB={shlex.quote(f'{cluster.id}/{job.id};')}")
+    lines += ["export PATH CLUSTERCTL_JOB", f"exec {render_command_line(plan.argv)}", ""]
+    return "\n".join(lines)
 
 
 def make_plan(job: Job, cluster: Cluster, *, placed: bool = True) -> JobPlan:

@@ -146,6 +146,28 @@ def write_unset(program: str, without: Collection[str] = ()) -> str:
     return f"{named}; case $(export -p) in {seen}) {loop} ;; esac"
 
 
+_SHELLS_OWN = (
+    "BASHOPTS|BASHPID|BASH_(ALIASES|ARGC|ARGV0?|CMDS|COMMAND|COMPAT|LINENO|LOADABLES_PATH|"
+    "MONOSECONDS|REMATCH|SOURCE|SUBSHELL|TRAPSIG|VERSINFO|XTRACEFD)|COMP_WORDBREAKS|DIRSTACK|"
+    "EPOCH(REALTIME|SECONDS)|EUID|FUNC(NAME|NEST)|GROUPS|HISTCMD|IFS|LANG|LANGUAGE|LC_.*|LINENO|"
+    "OLDPWD|OPTARG|OPTERR|OPTIND|PIPESTATUS|POSIXLY_CORRECT|PPID|PWD|RANDOM|SECONDS|SHELLOPTS|"
+    "SHLVL|SRANDOM|TEXTDOMAIN|TEXTDOMAINDIR|UID|_"
+)
+"""A shell has uses of its own for these: it would refuse a value, change it or act on it."""
+
+
+def write_exports(variables: Iterable[tuple[str, str]]) -> str:
+    """Lines of sh that set them."""
+    rows = [(name, value) for name, value in variables if not re.fullmatch(_SHELLS_OWN, name)]
+    return "".join(f"export {name}={quote(value)}\n" for name, value in rows)
+
+
+def write_unseen(variables: Iterable[tuple[str, str]]) -> str:
+    """Those that no shell may see, as words for `env`."""
+    rows = [(name, value) for name, value in variables if re.fullmatch(_SHELLS_OWN, name)]
+    return "".join(quote(f"{name}={value}") + " " for name, value in rows)
+
+
 # -------------------------------------------------------------------------------------------------
 # Secrets in what is shown or kept: what gives them away, and `***` in their place. Pure.
 

@@ -41,7 +41,7 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.text import count, format_bytes
 from clusterctl.core.values import dataclass
-from clusterctl.core.variables import write_unset
+from clusterctl.core.variables import write_exports, write_unseen, write_unset
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.options.values import quote_words
@@ -73,14 +73,24 @@ def render_environment(variables: Mapping[str, str], secrets: Mapping[str, str])
     path = ""
     if rows.get("PATH", "").endswith(":$PATH"):
         path = rows.pop("PATH").removesuffix(":$PATH")
-    return assets.render("job/env.j2", variables=sorted(rows.items()), path=path)
+    pairs = sorted(rows.items())
+    lines = "# rank|agent WORD…: becomes that program, with these variables.\n"
+    lines += write_exports(pairs)
+    if path:
+        lines += f'export PATH={quote(path)}:"$PATH"\n'
+    if unseen := write_unseen(pairs):  # an agent starts a shell again
+        lines += f'case $1 in rank) shift && set -- rank /usr/bin/env {unseen}"$@" ;; esac\n'
+    return lines + 'shift\nexec "$@"\n'
 
 
-def keep_in_memory(data: bytes, name: str) -> str:
-    """The sh that takes the file from the beginning of its stdin. `name`: the job's on the node."""
-    return assets.render(
-        "job/secrets.sh.j2", size=len(data), name=name, memory=MEMORY, linger=LINGER
-    )
+def keep_in_memory(
+    scripts: str, data: bytes, name: str, *, memory: str = MEMORY, linger: str = LINGER
+) -> str:
+    """The sh that takes the file from the beginning of its stdin. `scripts`: where our agent is;
+    `name`: the job's on the node."""
+    settings = {"size": str(len(data)), "name": name, "memory": memory, "linger": linger}
+    words = " ".join(f"cctl_{key}={quote(value)}" for key, value in settings.items())
+    return f"{words}; . {quote(scripts)}/secrets.sh"
 
 
 def remove_secrets(folder: str) -> str:
@@ -191,7 +201,7 @@ def _make_files_of_node(
         return assets.render(f"job/{name}.j2", **{**shared, **more}), 0o755
 
     files = {
-        "agent.sh": render("agent.sh", agent=assets.locate_agent(node.root)),
+        "agent.sh": (write_agent(shared["folder"], node.root), 0o755),
         "tag": (f"CLUSTERCTL_JOB={shared['tag']}", 0o644),
     }
     if spec.hang_timeout:  # notes where ranks stand that have been silent for too long
@@ -224,6 +234,15 @@ def _make_files_of_node(
         files["slot.sh"] = render("slot.sh")
         files["point"] = (render("point.sh", points=spec.points)[0], 0o600)
     return files
+
+
+def write_agent(folder: str, root: str) -> str:
+    """The agent.sh of a job in that folder of a node: what is asked of it there."""
+    return (
+        "#!/bin/sh\n# VERB ARGUMENT…\ncctl_verb=$1\nshift\n"
+        "unset CLUSTERCTL_JOB # the tag of the job's processes\n"
+        f'exec /bin/sh {quote(assets.locate_agent(root))} "$cctl_verb" {quote(folder)} "$@"\n'
+    )
 
 
 def _make_rank(job: Job, cluster: Cluster, plan: LaunchPlan, node: Node) -> str:
@@ -357,6 +376,7 @@ def put(
     def send(name: str) -> NodeResult:
         node, transport = cluster.node(name), pool.find_transport(name)
         folder, texts, before = f"{node.root}/jobs/{job.id}", dict(files[name]), b""
+        scripts = os.path.dirname(assets.locate_agent(node.root))
         steps = [
             _require_agent(node),
             _choose_umask(quote(node.root)),
@@ -365,7 +385,7 @@ def put(
         ]
         if FILE in texts and system.places_ranks:
             before = texts.pop(FILE)[0].encode()
-            steps.append(keep_in_memory(before, f"{cluster.id}-{job.id}"))
+            steps.append(keep_in_memory(scripts, before, f"{cluster.id}-{job.id}"))
         # Ownership is ours whoever packed it; the umask must not narrow the modes.
         steps.append("umask 022; TAR_OPTIONS= tar -xpof - ; s=$?; [ $s = 0 ] || exit $s")
         members = project_tree.pack_texts(
@@ -375,7 +395,7 @@ def put(
         if name in placed:
             members += library if spreads else library + tree.read_bytes()
             # Before what is carried over, which is this job's too: it may leave it as it is.
-            steps.append(assets.render("job/staged.sh.j2"))
+            steps.append(f". {quote(scripts)}/staged.sh")
             if isinstance(carry, Mapping):
                 archives[f"{folder}.carry.tar"] = carry[name]
                 steps.append(_unpack(f"{folder}.carry.tar", "-C work -xof"))

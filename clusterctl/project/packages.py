@@ -25,7 +25,6 @@ from typing import Any
 from zipfile import ZipFile
 
 import msgspec
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from clusterctl.agent.store import sum_up
 from clusterctl.core import assets
@@ -976,8 +975,12 @@ def _check_python(wanted: Wanted, node: Node) -> None:
     """Raises UsageError for a Python that the project does not run with, as uv does."""
     found = re.search(r"(?m)^(?:# *)?requires-python *= *[\"'](.*)[\"']", wanted.text)
     version = _require_python(node).version
+    if not found:
+        return
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
     with suppress(InvalidSpecifier):
-        if found and not SpecifierSet(found[1]).contains(version, prereleases=True):
+        if not SpecifierSet(found[1]).contains(version, prereleases=True):
             raise UsageError(
                 f"{wanted.source} needs Python {found[1]}, and {node.name} has {version}",
                 hint="`--python VERSION` uses another Python of the nodes",

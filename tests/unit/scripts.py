@@ -13,6 +13,7 @@ from typing import Any
 
 from clusterctl.agent.attend import Attendant
 from clusterctl.core import assets
+from clusterctl.jobs import submit
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash", "line\nbreak", "ü; exit 3"]
 """Arguments and names that a shell would read otherwise."""
@@ -106,8 +107,7 @@ def write_agent(job: Path) -> None:
     root = job.parents[1]
     if not (root / "agent").exists():
         place_agent(root)
-    values = {"id": 7, "node": "login", "folder": job, "agent": assets.locate_agent(str(root))}
-    (job / "agent.sh").write_text(assets.render("job/agent.sh.j2", **values))
+    (job / "agent.sh").write_text(submit.write_agent(str(job), str(root)))
 
 
 def start_locally(name: str, command: str, **streams: Any) -> subprocess.Popen[bytes]:
@@ -117,4 +117,5 @@ def start_locally(name: str, command: str, **streams: Any) -> subprocess.Popen[b
 
 def note_staged(job: Path) -> None:
     """As the client does, before the program runs."""
-    subprocess.run(["/bin/sh", "-c", assets.render("job/staged.sh.j2")], cwd=job, check=True)
+    script = assets.find_folder("templates") / "job" / "staged.sh"
+    subprocess.run(["/bin/sh", script], cwd=job, check=True)

@@ -18,6 +18,7 @@ from clusterctl.batch.direct import Direct, render_command_line
 from clusterctl.core import assets
 from clusterctl.core.job import JobState, Program, ProgramKind
 from clusterctl.core.model import Cluster
+from clusterctl.jobs.submit import write_agent
 from clusterctl.launch import launcher
 from clusterctl.launch.environment import build_environment, list_program
 from clusterctl.launch.hostfile import place_points
@@ -229,11 +230,9 @@ def here(folder: Path, argv: tuple[str, ...]) -> str:
 def folder(tmp_path: Path) -> Path:
     """Of a job without a supervisor, on its launcher."""
     place_agent(tmp_path)
-    agent = assets.locate_agent(str(tmp_path))
     made = tmp_path / "jobs" / "7"
     made.mkdir(parents=True)
-    values = {"id": 7, "node": "launcher", "folder": str(made), "agent": agent}
-    (made / "agent.sh").write_text(assets.render("job/agent.sh.j2", **values))
+    (made / "agent.sh").write_text(write_agent(str(made), str(tmp_path)))
     return made
 
 

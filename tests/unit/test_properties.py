@@ -29,12 +29,13 @@ from clusterctl.actions.common import check_name
 from clusterctl.agent import messages as agent_messages
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.system import load_system
-from clusterctl.core import assets, keys, stacks
+from clusterctl.core import keys, stacks
 from clusterctl.core.job import JobState
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.insight import messages, metrics, node_views, top, verify
 from clusterctl.jobs import fetch, records
+from clusterctl.jobs.submit import render_environment
 from clusterctl.launch.hostfile import parse_hosts
 from clusterctl.machines import bootstrap, deadlines, facts, networks, registry
 from clusterctl.machines.attached import SgeProvider, SlurmProvider
@@ -88,7 +89,7 @@ def refused_in_one_line(error: UsageError) -> None:
 def test_variables_and_arguments_reach_a_program_unchanged(
     variables: dict[str, str], words: list[str]
 ) -> None:
-    environment = assets.render("job/env.j2", variables=sorted(variables.items()), path="")
+    environment = render_environment(variables, {})
     program = ["/usr/bin/env", "-0"]
     with tempfile.NamedTemporaryFile("w", newline="") as file:
         file.write(environment)

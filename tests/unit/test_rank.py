@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from clusterctl.core import assets
-from clusterctl.jobs.submit import write_rank
+from clusterctl.jobs.submit import render_environment, write_agent, write_rank
 from tests.unit.scripts import (
     HOSTILE,
     PLAIN,
@@ -67,9 +67,7 @@ class Rank:
     ) -> None:
         self.folder, self.hostname = folder, values.get("host", HOSTNAME)
         (folder / "work" / "sub dir").mkdir(parents=True)
-        (folder / "env").write_text(
-            assets.render("job/env.j2", variables=sorted(env.items()), path="")
-        )
+        (folder / "env").write_text(render_environment(env, {}))
         batch = "" if self.hostname else "yes"
         settings = {
             "grace": 1,
@@ -96,11 +94,9 @@ class Rank:
         (folder / "surroundings").write_text(
             assets.render("batch/surroundings.sh.j2", **named, device_env=device_env)
         )
-        where = {"id": 7, "node": "worker-1", "folder": folder, "tag": self.tag}
         (folder / "tag").write_text(f"CLUSTERCTL_JOB={self.tag}")
         place_agent(folder)
-        where["agent"] = assets.locate_agent(str(folder))
-        (folder / "agent.sh").write_text(assets.render("job/agent.sh.j2", **where))
+        (folder / "agent.sh").write_text(write_agent(str(folder), str(folder)))
 
     @property
     def tag(self) -> str:

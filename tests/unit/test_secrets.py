@@ -16,7 +16,7 @@ from clusterctl.core import assets
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Role
 from clusterctl.jobs import control
-from clusterctl.jobs.submit import make_node_files, put
+from clusterctl.jobs.submit import keep_in_memory, make_node_files, put
 from clusterctl.launch import launcher
 from clusterctl.project import tree as project_tree
 from clusterctl.transport.pool import Pool
@@ -46,13 +46,9 @@ def keep(memory: Path, *, lingers: bool = True, user: int = NOBODY) -> str:
     names = ["root", "nobody", subprocess.check_output(["id", "-un"], text=True).strip()]
     for name in names if lingers else ():
         (linger / name).touch()
-    script = assets.render(
-        "job/secrets.sh.j2",
-        size=len(ENV.encode()),
-        name="lab-1a2b-7",
-        memory=memory,
-        linger=linger,
-    )
+    scripts = str(assets.find_folder("templates") / "job")
+    where = {"memory": str(memory), "linger": str(linger)}
+    script = keep_in_memory(scripts, ENV.encode(), "lab-1a2b-7", **where)
     done = subprocess.run(
         ["/bin/sh", "-c", f"umask 077; mkdir -p job && cd job || exit\n{script}\ncat"],
         input=f"{ENV}what follows",

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.core import assets
 from clusterctl.core.model import CloudSpec
-from clusterctl.jobs.submit import make_node_files
+from clusterctl.jobs.submit import make_node_files, render_environment
 from clusterctl.launch import launcher
 from tests.unit.making import cluster, job, node, program, request, spec
 from tests.unit.scripts import WEIRD
@@ -48,7 +48,7 @@ def test_free_port_avoids_what_is_used(tmp_path: Path) -> None:
     "value", [*WEIRD, "", "a\n\nb\n", "\\n", "%s", "$(id)", "*", "~", "\t"], ids=ascii
 )
 def test_environment_file(value: str) -> None:
-    text = assets.render("job/env.j2", variables=[("MINE", value), ("NEXT", "1")], path="")
+    text = render_environment({"MINE": value, "NEXT": "1"}, {})
     show = ("/bin/sh", "-c", 'printf "%s|%s" "$MINE" "$NEXT"')
     done = subprocess.run(
         ["/bin/sh", "-c", text, "env", "rank", *show], capture_output=True, check=True
@@ -105,4 +105,4 @@ def test_scripts_please_shellcheck(need: Callable[[str], str], tmp_path: Path) -
 
 def test_an_undefined_name_is_an_error() -> None:
     with pytest.raises(Exception, match="undefined"):
-        assets.render("job/launch.sh.j2", folder="/")
+        assets.render("job/inside.sh.j2", folder="/")
