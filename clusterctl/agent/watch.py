@@ -5,7 +5,6 @@ bytes for each file with news; the offset is beyond the one that is known where 
 out. Nothing runs here while there is no news.
 """
 
-import ctypes
 import json
 import os
 import re
@@ -181,6 +180,8 @@ def _can_read(descriptors: List[int], seconds: float) -> List[int]:
 
 def _watch(job: str) -> int:
     """A descriptor that can be read after changes; -1: the kernel gives none."""
+    import ctypes  # whoever asks loads this module, too, and needs none of that
+
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         descriptor = int(libc.inotify_init1(_NONBLOCK | _CLOEXEC))
