@@ -114,9 +114,9 @@ def try_all(dataclass: Any) -> list[Any]:
     changed.size = 9
     found.append(repr(changed))
     for wrong in (
-        lambda: setattr(one, "x", 2),
-        lambda: delattr(one, "x"),
-        lambda: setattr(changed, "unknown", 1),
+        lambda: type(one).__setattr__(one, "x", 2),
+        lambda: type(one).__delattr__(one, "x"),
+        lambda: type(changed).__setattr__(changed, "unknown", 1),
         lambda: point(),
         lambda: point(1, 2, "", "", [], 6),
         lambda: point(1, z=2),
