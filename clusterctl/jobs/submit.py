@@ -51,6 +51,7 @@ from clusterctl.state.home import Home, find_home
 from clusterctl.transport import spreading
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.spreading import Content, Receiver
+from clusterctl.transport.ssh import CONNECT_LIMIT
 
 # -------------------------------------------------------------------------------------------------
 # How secrets get to the nodes of a job: in the file `env` of its folder there, which nobody else
@@ -497,7 +498,17 @@ def _spread_tree(tree: Path, job: Job, nodes: Sequence[Node], pool: Pool) -> Seq
     folder = f"jobs/{job.id}"
     prepare = f"{_choose_umask('.')}; mkdir -p {folder}/out {folder}/work; umask 022"
     content = Content(packed.entries, places)
-    return spread(pool, nodes, folder, content, prepare=prepare, timeout=STAGE_TIMEOUT)
+
+    def send(to: Sequence[Node]) -> dict[str, NodeResult]:
+        sent = spread(pool, to, folder, content, prepare=prepare, timeout=STAGE_TIMEOUT)
+        return {result.node: result for result in sent}
+
+    results = send(nodes)
+    cut = [node.name for node in nodes if results[node.name].cut]
+    there = {result.node for result in pool.run("true", cut, timeout=CONNECT_LIMIT) if result.ok}
+    if there:  # what they have of it stays there
+        results |= send([node for node in nodes if node.name in there])
+    return list(results.values())
 
 
 def spread(

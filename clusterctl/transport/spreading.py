@@ -167,7 +167,8 @@ class _Spread:
                         self._events.put((name, words))
                     elif line.strip():
                         state.said = line.strip()
-            why = (rest or state.said).decode(errors="replace") or "the connection was lost"
+            why = (rest or state.said).decode(errors="replace")
+            why = why or "the program that takes files there ended before it had them all"
         except FAILURES as error:
             why = describe_failure(error, self._timeout)
         self._events.put((name, ["lost", why]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 from clusterctl.agent.store import FILE, TreeEntry
+from clusterctl.core import assets
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED
+from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs.fetch import persist
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.spreading import Content, Receiver, spread
@@ -212,6 +215,38 @@ def test_a_large_tree_is_kept_on_the_nodes_also_where_these_are_containers(
         assert COPIED.read() - before == sent
         for item in site.where.workers:
             assert (site.work(item.name, number) / "large").read_bytes() == data
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_node_whose_agent_is_killed_gets_its_files_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    site = make_lab(tmp_path / "lab")
+    python, killed, tree = (tmp_path / name for name in ("python", "killed", "tree"))
+    test = ":" if always else f"mkdir {killed} 2>/dev/null"
+    python.write_text(
+        f'#!/bin/sh\ncase " $* " in *" store "*) {test} && kill -9 $$ ;; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    for item in site.where.nodes:
+        agent = Path(item.root, "bin/clusterctl-ssh")
+        agent.write_text('#!/bin/sh\nexec sh -c "$2"\n')
+        agent.chmod(0o755)
+    script = assets.render_agent([str(python)]).encode()
+    subprocess.run(["/bin/sh"], cwd=site.where.workers[0].root, input=script, check=True)
+    data = os.urandom(5_000_000)
+    tree.mkdir()
+    (tree / "large").write_bytes(data)
+    if always:
+        with pytest.raises(NodeUnreachable, match="worker-1: the program that takes files there"):
+            site.job(tree)
+        return
+    site.job(tree)
+    assert killed.exists()
+    for item in site.where.workers:
+        assert (site.work(item.name) / "large").read_bytes() == data
 
 
 def test_what_was_lost_on_the_way_is_tried_again(tmp_path: Path) -> None:
