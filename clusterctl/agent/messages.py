@@ -330,6 +330,39 @@ def read_header(line: bytes) -> Optional[FileHeader]:
     return FileHeader(match.group(1).decode(errors="replace"), *map(int, match.groups()[1:]))
 
 
+# -------------------------------------------------------------------------------------------------
+# What goes to a store (see relay.py), and what it says.
+
+KindTable = Dict[str, Tuple[type, ...]]
+
+ORDERS: KindTable = {
+    "manifest": (int,),  # and so many bytes: what is to be there
+    "file": (str, int, int),  # digest, size, what is there of it; `data` comes until it is whole
+    "data": (int,),  # and so many bytes of that file. Other orders may come in between
+    "end": (),  # of the files
+    "feed": (str, list),  # pass on all of the manifest, as it comes, to that node by that command
+    "stop": (str,),  # passing on to that node
+    "make": (str, bool),  # the folder; whether programs only read it
+}
+NEWS: KindTable = {
+    "missing": (str, list),  # the store's name; number in the manifest, and what is there, of each
+    "end": (list,),  # digests of files that did not arrive as they were sent
+    "sent": (str, int),  # to that node, so many bytes so far
+    "fed": (str, str),  # that node, and why it could not be; "": it has all
+    "made": (),
+    "error": (str,),
+}
+
+
+def check_kinds(words: Sequence[Any], known: KindTable) -> Sequence[Any]:
+    """Raises ValueError for a word that is not known, or that something else belongs to."""
+    word, *said = words
+    kinds = known.get(word)
+    if kinds is None or len(said) != len(kinds) or not all(map(isinstance, said, kinds)):
+        raise ValueError(f"{words}: not understood")
+    return words
+
+
 class SnapshotWish(NamedTuple):
     """What to choose a snapshot from and for. `patterns`: what snapshots are called; `here`: so
     many of the ranks run on that node; `others`: the snapshots that other nodes have."""

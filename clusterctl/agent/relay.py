@@ -1,14 +1,7 @@
 """Files on their way into stores: what a sender and a node say to each other, and how a node passes
 on what it gets.
 
-Each message is a line of JSON, `[verb, argument…]`; those of the node stand behind MARK, since a
-login shell may say something first. After the line come its bytes, where there are any.
-
-To the node: `manifest SIZE` and its bytes; `file DIGEST SIZE HAD`, and `data SIZE` with bytes until
-that file is whole, others of these messages in between; `end`; `feed NAME COMMAND` (pass on all
-that the manifest names to the `serve` that this command starts, as it comes in); `stop NAME`; `make
-FOLDER LINK`. From it: `missing ID [[INDEX, HAD]…]`, `end WRONG`, `sent NAME BYTES`, `fed NAME WHY`,
-`made`, `error WHY`.
+What they say is in messages.py: ORDERS to a node, and its NEWS.
 """
 
 import contextlib
@@ -22,9 +15,8 @@ import time
 from io import BufferedReader
 from typing import IO, Any, Callable, Dict, List, Sequence, Tuple, TypeVar
 
-from .messages import MARK, hear, pack, unpack
+from .messages import MARK, NEWS, ORDERS, check_kinds, hear, pack, unpack
 from .store import (
-    BadManifest,
     FileStore,
     Missing,
     TreeEntry,
@@ -49,6 +41,16 @@ SET_PIPE_SIZE, PIPE_SIZE = 1031, 1 << 20
 def unpack_missing(said: Sequence[Tuple[int, int]], entries: Sequence[TreeEntry]) -> List[Missing]:
     files = list(list_files(entries).items())
     return [Missing(*files[index], had) for index, had in said]
+
+
+def pack_order(*words: object) -> bytes:
+    return pack(*check_kinds(words, ORDERS))
+
+
+def read_news(line: bytes) -> Sequence[Any]:
+    """() for what is none of ours. Raises ValueError."""
+    words = unpack(line)
+    return words and check_kinds(words, NEWS)
 
 
 class StoreServer:
@@ -79,7 +81,7 @@ class StoreServer:
                     self._answer()
         except EOFError:
             pass
-        except (OSError, BadManifest) as error:
+        except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             name = getattr(error, "filename", None)
             self._say("error", f"{name}: {why}" if name else why)
@@ -100,7 +102,7 @@ class StoreServer:
         line = self._hear(self._in.readline)
         if not line:
             raise EOFError
-        verb, *args = json.loads(line.decode())
+        verb, *args = check_kinds(json.loads(line.decode()), ORDERS)
         self._verbs[verb](*args)
 
     def _hear(self, read: Callable[[], T]) -> T:
@@ -109,7 +111,7 @@ class StoreServer:
 
     def _say(self, *words: object) -> None:
         with self._lock:
-            self._out.write(MARK + pack(*words))
+            self._out.write(MARK + pack(*check_kinds(words, NEWS)))
             self._out.flush()
 
     def _read(self, size: int) -> bytes:
@@ -179,13 +181,13 @@ class Feed:
         entries = read_manifest(self._manifest)
         sent, told = 0, time.monotonic()
         for _ in range(ATTEMPTS):
-            write_all(self._out, pack("manifest", len(self._manifest)) + self._manifest)
+            write_all(self._out, pack_order("manifest", len(self._manifest)) + self._manifest)
             waiting = bytearray()
             for wanted in unpack_missing(self._await("missing")[1], entries):
-                waiting += pack("file", *wanted)
+                waiting += pack_order("file", *wanted)
                 for source, offset, count in self._store.follow(wanted):
                     if count:
-                        waiting += pack("data", count)
+                        waiting += pack_order("data", count)
                     if 0 < count <= SMALL:
                         waiting += os.pread(source, count, offset)
                     if not 0 < count <= SMALL or len(waiting) > SMALL:
@@ -197,7 +199,7 @@ class Feed:
                     if time.monotonic() - told > TOLD:
                         told = time.monotonic()
                         tell(sent)
-            write_all(self._out, waiting + pack("end"))
+            write_all(self._out, waiting + pack_order("end"))
             wrong = self._await("end")[0]
             if not wrong:
                 return ""
@@ -206,11 +208,11 @@ class Feed:
     def _await(self, verb: str) -> List[Any]:
         assert self._process.stdout
         for line in iter(self._process.stdout.readline, b""):
-            said = unpack(line)
+            said = read_news(line)
             if said and said[0] == "error":
                 raise ValueError(said[1])
             if said and said[0] == verb:
-                return said[1:]
+                return list(said[1:])
         raise EOFError
 
     def _find_reason(self) -> str:

@@ -18,7 +18,7 @@ from shlex import join
 from threading import Lock
 from typing import Any
 
-from clusterctl.agent import messages, relay
+from clusterctl.agent import relay
 from clusterctl.agent.store import STEP, Missing, TreeEntry, pack_manifest
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import NodeResult
@@ -157,20 +157,22 @@ class _Spread:
             transport = self._pool.find_transport(name)
             state.channel = transport.open(f"exec 2>&1; {state.to.command}", timeout=self._timeout)
             with suppress(BrokenPipeError):  # it says why
-                self._send(state, messages.pack("manifest", len(self._manifest)) + self._manifest)
+                order = relay.pack_order("manifest", len(self._manifest))
+                self._send(state, order + self._manifest)
             rest = b""
             while data := state.channel.receive(self._timeout):
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    words = messages.unpack(line)
-                    if words:
-                        self._events.put((name, words))
+                    if words := relay.read_news(line):
+                        self._events.put((name, list(words)))
                     elif line.strip():
                         state.said = line.strip()
             why = (rest or state.said).decode(errors="replace")
             why = why or "the program that takes files there ended before it had them all"
         except FAILURES as error:
             why = describe_failure(error, self._timeout)
+        except ValueError as error:
+            why = str(error)
         self._events.put((name, ["lost", why]))
 
     def _send(self, state: _State, data: bytes) -> None:
@@ -180,7 +182,7 @@ class _Spread:
 
     def _order(self, state: _State, *words: object, data: bytes = b"") -> None:
         try:
-            self._send(state, messages.pack(*words) + data)
+            self._send(state, relay.pack_order(*words) + data)
         except FAILURES as error:
             self._fail(state, describe_failure(error, self._patience))
 
@@ -193,7 +195,7 @@ class _Spread:
                     self._send(state, data)
                     copy.add(count)
                     self._events.put((state.to.name, ["sent", state.to.name, count]))
-            self._send(state, messages.pack("end"))
+            self._send(state, relay.pack_order("end"))
         except Failure as error:
             self._events.put((state.to.name, ["unreadable", error]))
         except FAILURES as error:
@@ -204,7 +206,7 @@ class _Spread:
         for wanted in missing:
             path, offset = self._content.places[wanted.digest]
             left = wanted.size - wanted.had
-            yield messages.pack("file", *wanted), 0
+            yield relay.pack_order("file", *wanted), 0
             try:
                 with path.open("rb") as file:
                     file.seek(offset + wanted.had)
@@ -213,7 +215,7 @@ class _Spread:
                         if not data:
                             raise Failure(f"{path} became shorter while it was read")
                         left -= len(data)
-                        yield messages.pack("data", len(data)) + data, len(data)
+                        yield relay.pack_order("data", len(data)) + data, len(data)
             except OSError as error:
                 raise Failure(
                     f"{path} cannot be read: {error.strerror}", error.errno or 0

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
 import os
 import stat
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
+from clusterctl.agent import messages, relay
 from clusterctl.agent import store as agent_store
 from clusterctl.agent.store import (
     DIRECTORY,
@@ -342,3 +344,31 @@ def test_a_hundred_thousand_files_are_no_matter(store: FileStore, tmp_path: Path
     assert store.find_missing(entries) == []
     store.make(str(tmp_path / "work"), entries[::50])
     assert sum(len(names) for _, _, names in os.walk(tmp_path / "work")) == 2000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["unknown"],
+        ["manifest"],
+        ["manifest", "9"],
+        ["data", 1, 2],
+        ["make", "f", 0],
+        ["feed", "n", ""],
+    ],
+)
+def test_an_order_that_is_none_is_refused_on_both_ends(tmp_path: Path, words: list[Any]) -> None:
+    with pytest.raises(ValueError, match="not understood"):
+        relay.pack_order(*words)
+    out = io.BytesIO()
+    stdin = io.BufferedReader(io.BytesIO(json.dumps(words).encode() + b"\n"))  # type: ignore[arg-type]
+    relay.StoreServer(FileStore(str(tmp_path)), stdin, out).run()
+    (word, why) = relay.read_news(out.getvalue())
+    assert word == "error"
+    assert why.endswith("not understood")
+
+
+def test_news_that_are_none_are_refused() -> None:
+    assert not relay.read_news(b"Welcome!\n")
+    with pytest.raises(ValueError, match="not understood"):
+        relay.read_news(messages.MARK + messages.pack("sent", "worker-1", "all"))
