@@ -28,6 +28,8 @@ PUBLIC = {"os._exit": "how a child that was forked ends, as Python's documentati
 REPLACE = {
     "unit/test_every_option.py": "notes what each verb hands to the action, for hundreds of lines:"
     " what the actions then do needs clusters, engines and batch systems, and has its own tests",
+    "unit/test_stopping.py": "a job that its nodes no longer know ends in one of several ways: real"
+    " launchers that are lost or replaced, at half a minute each, are in tests/local",
 }
 """Files that replace functions of ours, and why nothing else would do."""
 
