@@ -409,6 +409,7 @@ def prepare(
         asked = asked.limit_to(launchers[0] if usual else spec.launcher, launchers)
         spec, asked = project_words.fill(asked, spec, resolved.settings, cluster)
     job, plan = plan_job(cluster, spec, number=number)
+    _check_image(job.spec, resolved.tree)
     said = (*resolved.notes, *([asked.note] if asked.launcher else []))
     plan = replace(plan, notes=(*plan.notes, *said))
     if wanted and packages and packages.locks:
@@ -501,7 +502,8 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
     """The job's record before it is staged, and how its ranks are started."""
     plan_compilation(spec.program, spec.env)  # its flags may be wrong
     system = load_system(require_ready(cluster).system)
-    spec = replace(spec, venv=_make_absolute(cluster, spec.venv))
+    venv, container = _make_absolute(cluster, spec.venv), _find_image(cluster, spec.container)
+    spec = replace(spec, venv=venv, container=container)
     if spec.launcher == "auto":
         spec = replace(spec, launcher=system.launchers[0])
     spec, placement = system.resolve(spec, cluster)
@@ -519,11 +521,7 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
         project_packages.choose_packages(cluster, spec.python), spec.packages
     )
     request = launcher.Request(id=number, spec=spec, cluster=equipped, placement=placement)
-    plan = system.plan(request)
-    if cluster.launcher.here and spec.venv.startswith("/") and not os.path.isdir(spec.venv):
-        warning = f"--venv {spec.venv} is not on this node: the job fails unless its nodes have it"
-        plan = replace(plan, warnings=(*plan.warnings, warning))
-    return job, plan
+    return job, system.plan(request)
 
 
 def _make_absolute(cluster: Cluster, venv: str) -> str:
@@ -543,14 +541,38 @@ def _make_absolute(cluster: Cluster, venv: str) -> str:
     return str(path)
 
 
+def _find_image(cluster: Cluster, image: str) -> str:
+    """`--container` as the nodes find it: from the current folder, where that is the login node's
+    and has it, else from the program's folder."""
+    if home := image.startswith("~/") and cluster.site_info.get("home"):
+        return home + image[1:]
+    if image and cluster.launcher.here and os.path.exists(image):
+        return os.path.abspath(image)
+    return image
+
+
+def _check_image(spec: JobSpec, tree: project_tree.Tree) -> None:
+    """Raises UsageError where the image of ranks was to come with the tree, and does not."""
+    image = spec.container
+    if not image or image.startswith(("/", "~")) or "://" in image:
+        return
+    name = os.path.normpath(os.path.join(spec.program.folder, image))
+    if not any(f"{file}/".startswith(f"{name}/") for file in map(str, tree.files)):
+        raise UsageError(
+            f"--container {image}: no such file among those that are copied",
+            hint="an absolute path is one of the nodes; docker://IMAGE is fetched by them",
+        )
+
+
 def submit(
     at: Connected,
     prepared: Prepared,
     carry: jobs_submit.Carry | None = None,
     attend: Callable[[Job], Job] | None = None,
+    waits: bool = True,
 ) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed. `attend`:
-    sees it through instead."""
+    sees it through instead. `waits`: somebody waits for its end."""
     job, store = prepared.job, at.store
     if not job.stage:
         job = replace(job, stage=project_tree.write_archive(prepared.tree, store.home))
@@ -561,7 +583,7 @@ def submit(
     if job.spec.sync:
         fetch.claim(job, store.locate_job_folder(job.id))
     with store.mark_handing_in(job.id), StartSignals() as signals:
-        return _ship(at, replace(prepared, job=job), carry, signals, attend)
+        return _ship(at, replace(prepared, job=job), carry, signals, attend, waits)
 
 
 def _ship(
@@ -570,12 +592,12 @@ def _ship(
     carry: jobs_submit.Carry | None,
     signals: StartSignals,
     attend: Callable[[Job], Job] | None,
+    waits: bool,
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store, pool, report = at.store, at.pool, at.report
-    staging = starting = started = False
+    recorded = staging = starting = started = False
     try:
-        store.save_job(job)
         chosen = project_packages.choose_packages(cluster, job.spec.python)
         equipped = project_packages.equip_nodes(chosen, job.spec.packages)
         # While connections are opened.
@@ -585,6 +607,10 @@ def _ship(
             pool, jobs_submit.list_nodes(job, cluster), report
         ).items():
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
+        script = _read_script(job.spec, prepared.tree)
+        jobs_submit.check_request(job, cluster, pool, script, waits, report)
+        store.save_job(job)
+        recorded = True
         names = jobs_submit.list_rank_nodes(job, cluster)
         ways = (jobs_submit.spread, jobs_submit.build)
         by = project_packages.Delivery(
@@ -624,6 +650,8 @@ def _ship(
     except BaseException as error:
         if started or (starting and isinstance(error, KeyboardInterrupt)):
             raise  # its supervisor runs, or may have started in this very moment
+        if isinstance(error, UsageError) and not recorded:
+            raise
         reason = error.message if isinstance(error, ClusterctlError) else "interrupted"
         ended = replace(job, state=JobState.FAILED, finished=time.time(), reason=reason)
         if isinstance(error, KeyboardInterrupt):
@@ -640,6 +668,17 @@ def _ship(
         raise
     store.add_event(cluster.name, "job", id=job.id, program=job.spec.program.target)
     return job
+
+
+def _read_script(spec: JobSpec, tree: project_tree.Tree) -> str:
+    """The text of a batch script of the user's own."""
+    if spec.program.kind is not ProgramKind.BATCH:
+        return ""
+    try:
+        path = tree.root / spec.program.folder / spec.program.target
+        return path.read_text(errors="replace")
+    except OSError:  # of an earlier job, whose tree is packed
+        return ""
 
 
 def _build_projects(
@@ -680,7 +719,7 @@ def run(
         stop_on_interrupt(at := Connected(store, cluster, pool, report), prepared.job.id),
     ):
         with carried or nullcontext() as carry:
-            job = submit(at, prepared, carry)
+            job = submit(at, prepared, carry, waits=not detach)
         on_start(job)
         if detach:
             return job

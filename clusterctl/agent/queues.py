@@ -23,8 +23,6 @@ LATE = 30
 """Seconds after which whoever was to hand a job in does not any more."""
 AGAIN = 2
 """Seconds between two attempts to hand a job in."""
-OBSTACLE = "obstacle"
-"""The file that says why a job can never start."""
 SILENT = 124
 """The exit code of a command that did not end in its time."""
 
@@ -42,12 +40,13 @@ def call(
     limit: float = LIMIT,
     folder: Optional[str] = None,
     variables: Optional[Dict[str, str]] = None,
+    stdin: str = "",
 ) -> Said:
     pipe = subprocess.PIPE
     try:
         done = subprocess.run(
             words,
-            stdin=subprocess.DEVNULL,
+            input=stdin.encode(),
             stdout=pipe,
             stderr=pipe,
             timeout=limit,
@@ -149,10 +148,6 @@ class SlurmQueue:
         """Options with which a script of the user's own starts in the copy of its tree: none."""
         return []
 
-    def find_obstacle(self, native: str) -> str:
-        """Why a job that was just handed in can never start; "": squeue says it."""
-        return ""
-
     def explain(self, native: str, row: str, folder: str) -> str:
         """What the queue has said of a job, with what else is to be known of it."""
         return row
@@ -225,19 +220,12 @@ class GridQueue:
         """Unless it says where, it would start in the home folder, where its files are not."""
         return [] if re.search(r"(^|\s)-c?wd\b", options) else ["-cwd"]
 
-    def find_obstacle(self, native: str) -> str:
-        """Why a job that was just handed in can never start: qstat lists it as any that waits."""
-        said = call("qalter", "-w", "v", native, limit=2)
-        if "no suitable queues" not in said.out + said.err:
-            return ""
-        return re.sub(r"^Job \d+( \(-l )?", r"\1", (said.out + said.err).partition("\n")[0]).strip()
-
     def explain(self, native: str, row: str, folder: str) -> str:
         """What the queue has said of a job, with the reason for an error, or for never starting."""
         state = row.partition("|")[0]
         if "E" in state:
             return f"{state}|{scripts.explain_grid(call('qstat', '-j', native).out)}"
-        return f"{state}|{processes.read_text(os.path.join(folder, OBSTACLE))}"
+        return f"{state}|"
 
     def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
         """Tasks count from 1 and leave none out, and points as people want them, who read what
@@ -432,9 +420,6 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
     processes.write("native", native + "\n")
     if own and not in_place:
         scripts.make_output_folders(where, words, lines, batch.NAMES, native.partition(";")[0])
-    obstacle = batch.find_obstacle(native)
-    if obstacle:
-        processes.write(OBSTACLE, obstacle)
     if own:
         scripts.learn(".", batch.describe(native.partition(";")[0], "") or ())
     if processes.read_text("stop"):  # cancelled meanwhile

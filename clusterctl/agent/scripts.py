@@ -93,7 +93,7 @@ def _join_options(folder: str, words: Sequence[str], lines: Sequence[str]) -> Tu
     """Those of a script's lines for the queue and those before it, each behind a NUL; and how many
     words are before it."""
     ahead = list(itertools.takewhile(lambda w: not os.path.isfile(os.path.join(folder, w)), words))
-    return "\0".join(["", *(word for line in lines for word in _split(line)), *ahead]), len(ahead)
+    return "\0".join(["", *(word for line in lines for word in split(line)), *ahead]), len(ahead)
 
 
 def note_earlier(folder: str, where: str, words: Sequence[str], lines: Sequence[str],
@@ -128,7 +128,7 @@ def _identify(path: str) -> List[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _split(line: str) -> List[str]:
+def split(line: str) -> List[str]:
     try:
         return shlex.split(line, comments=True)
     except ValueError:  # a quote that is left open

@@ -181,6 +181,7 @@ VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     "pack": _pack,
     "points": lambda job: int(not _load(job).run_points()),
     "receive": "resume.receive",
+    "request": "requests.check",
     "restore": "resume.restore",
     "save": _save,
     "send": _send,

@@ -15,6 +15,7 @@ import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -404,7 +405,23 @@ class QueueSystem(BatchSystem):
         words = ("/bin/sh", "./agent.sh", "hand_in", self.system, name, str(HAND_IN))
         # The queue may hand its environment on to the job.
         unset = write_unset(self.emits, without)
-        return ("/bin/sh", "-c", f"{_check_paths(job.spec)}{unset}; exec {shlex.join(words)}")
+        return ("/bin/sh", "-c", f"{unset}; exec {shlex.join(words)}")
+
+    def describe_request(self, spec: JobSpec, script: str) -> Mapping[str, object]:
+        own = spec.program.kind is ProgramKind.BATCH
+        if own:
+            head = takewhile(lambda line: line.strip()[:1] in ("#", ""), script.splitlines())
+            lines = [line[len(self.prefix) :] for line in head if line.startswith(self.prefix)]
+        else:
+            lines = self.directives(spec, 0)
+        return {
+            "system": self.system,
+            "words": self.list_options(spec) if own else [],
+            "lines": lines,
+            "venv": spec.venv,
+            "container": spec.container,
+            "modules": spec.modules,
+        }
 
     def advise(self, refusal: str, cluster: Cluster) -> str:
         status = f"`clusterctl status {cluster.name} --live` shows"
@@ -507,22 +524,6 @@ class QueueSystem(BatchSystem):
             " n=$(cat native 2>/dev/null); n=${n%%;*};"
             f' [ -z "$n" ] || {self.end} "$n" 2>&1; :'
         )
-
-
-def _check_paths(spec: JobSpec) -> str:
-    """A line of sh that ends where what a job needs is not in the home folder, which all nodes
-    share. Of other folders only the nodes know."""
-    lines = []
-    for option, path, beyond in (
-        ("--venv", spec.venv, "/bin"),
-        ("--container", spec.container, ""),
-    ):
-        if path.startswith(("/", "~/")):
-            word = f'"$HOME"{shlex.quote(path[1:])}' if path[0] == "~" else shlex.quote(path)
-            says = shlex.quote(f"{option} {path}: not there")
-            there = f"[ -e {word}{beyond} ] || {{ echo {says} >&2; exit 1; }}"
-            lines.append(f'case {word} in "$HOME"/*) {there} ;; esac; ')
-    return "".join(lines)
 
 
 SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")

@@ -11,7 +11,6 @@ from functools import partial
 
 from clusterctl.agent import queues
 from clusterctl.batch.queue import (
-    HOPELESS,
     QueueSystem,
     call_mpirun,
     check_value,
@@ -162,8 +161,6 @@ class Sge(QueueSystem):
         if "E" in state:
             why = reason or "`qstat -j` on the login node shows why"
             return JobState.QUEUED, f"in error ({state}): {why} (waiting does not help)"
-        if "q" in state and reason:
-            return JobState.QUEUED, f"{reason} ({HOPELESS})"
         if "q" in state:
             return JobState.QUEUED, "held" if "h" in state else "waiting"
         return JobState.RUNNING, ""

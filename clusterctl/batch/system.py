@@ -140,6 +140,11 @@ class BatchSystem(ABC):
         """The job as a script that needs no clusterctl, with its secrets left to whoever starts it.
         `beside` is the command that copies the program there, "" where it is there."""
 
+    def describe_request(self, spec: JobSpec, script: str) -> Mapping[str, object]:
+        """What the agent on the login node looks at before a job is sent there
+        (clusterctl/agent/requests.py); {}: nothing. `script`: the text of a batch script."""
+        return {}
+
     @abstractmethod
     def submit_argv(self, job: Job) -> tuple[str, ...]: ...
 

@@ -138,6 +138,7 @@ SETUP_SHOWN = 20
 ALONE = "job/sitecustomize.py"
 """Of the templates: notes whether a rank has met others."""
 
+REQUEST_TIMEOUT = 40.0
 START_PATIENCE = 5.0
 """Seconds after which a person wants to know what the hand-in waits for."""
 CGROUPS = "/sys/fs/cgroup"
@@ -450,9 +451,36 @@ def _require_agent(node: Node) -> str:
     return f"[ -e {script} ] || {{ cat >/dev/null; exit {NO_AGENT}; }}"
 
 
-def render_question(node: Node, job: int, verb: str, settings: Mapping[str, object]) -> str:
-    """The sh that asks our agent there about a job: NO_AGENT where it is missing."""
-    words = (assets.locate_agent(node.root), verb, f"{node.root}/jobs/{job}", json.dumps(settings))
+def check_request(
+    job: Job, cluster: Cluster, pool: Pool, script: str, waits: bool, report: Reporter
+) -> None:
+    """Raises UsageError where its batch system could never run the job, as far as that answers.
+    `waits`: somebody waits for a job that the site has closed its partition to."""
+    system, node = load_system(cluster.system), cluster.launcher
+    settings = system.describe_request(job.spec, script)
+    if not settings:
+        return
+    command = f"{write_unset(system.emits)}; {render_question(node, None, 'request', settings)}"
+    transport = pool.find_transport(node.name)
+    found = transport.run(command, timeout=REQUEST_TIMEOUT)
+    if found.exit_code == NO_AGENT and place_agent(node, pool).ok:
+        found = transport.run(command, timeout=REQUEST_TIMEOUT)
+    if not found.ok or not found.text.strip():
+        return
+    refusal = json.loads(found.text)
+    hint = refusal["hint"] or system.advise(refusal["why"], cluster)
+    if not refusal["closed"]:
+        raise UsageError(refusal["why"], hint=hint)
+    if waits:
+        hint += "; `run --detach` leaves the job in the queue until the site opens it"
+        raise UsageError(refusal["why"], hint=hint)
+    report(f"{refusal['why']}: the job waits until the site opens it ({hint})")
+
+
+def render_question(node: Node, job: int | None, verb: str, settings: Mapping[str, object]) -> str:
+    """The sh that asks our agent there about a job, or None: NO_AGENT where it is missing."""
+    folder = node.root if job is None else f"{node.root}/jobs/{job}"
+    words = (assets.locate_agent(node.root), verb, folder, json.dumps(settings))
     return f"{_require_agent(node)}; exec /bin/sh {join(words)}"
 
 

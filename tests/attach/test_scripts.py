@@ -77,6 +77,20 @@ def test_a_script_that_calls_srun(cli: Cli, site: Site) -> None:
     assert sorted(done.of(0)) == ["c1", "c2"]
 
 
+def test_what_can_never_run_is_refused_at_once(cli: Cli, site: Site) -> None:
+    """Nothing is sent, and no job is on record."""
+    before = cli.jobs()
+    large, why = {"slurm": ("--nodes=9", "has 2 nodes"), "sge": ("-pe mpi 99", "offers 8")}[
+        site.system
+    ]
+    write(cli, site, "job.sh", {site.system: [large]}, "true")
+    assert why in cli("run", "job.sh", code=2).err
+    assert why in cli("run", *large.replace("=", " ").split(), "--", "true", code=2).err
+    words = ("--venv", "/opt/none", *site.size(2), "--", "true")
+    assert "no such virtual environment" in cli("run", *words, code=2).err
+    assert cli.jobs() == before
+
+
 @ONE_SITE
 def test_what_would_count_for_nothing_is_refused(cli: Cli, site: Site) -> None:
     lines = {"slurm": ["--nodes=2"], "sge": ["-cwd"]}

@@ -40,16 +40,6 @@ def test_grid_engine_answers_whole_or_not_at_all() -> None:
     assert sge.parse_queue(text[:-15]) is None
 
 
-def test_grid_engine_says_what_can_never_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = 'Job 52 cannot run in PE "mpi"\nverification: no suitable queues'
-    (tmp_path / "qalter").write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\nexit 1\n")
-    (tmp_path / "qalter").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert sge.find_obstacle("52") == 'cannot run in PE "mpi"'
-
-
 def test_a_task_finds_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
     todo = ["0", "4", "7"]
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "4")

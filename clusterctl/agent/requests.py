@@ -1,0 +1,191 @@
+"""Whether a batch system could ever run a job: asked on its login node before anything is sent
+there. A node that is away, or a limit for what runs now, is no reason: that may change.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+
+from . import processes, queues, scripts
+
+LIMIT = 6
+"""Seconds that the queue has to say whether it could run a job."""
+GOOD_FOR = 600.0
+"""Seconds for which the same request is not looked at again."""
+CHECKED = "checked"
+MODULE_LIMIT = 20
+_MODULES = """
+for init in "${MODULESHOME-}/init/sh" "${LMOD_PKG-}/init/sh" /etc/profile.d/lmod.sh \\
+    /etc/profile.d/modules.sh /usr/share/modules/init/sh; do
+    command -v module >/dev/null && break
+    [ ! -r "$init" ] || . "$init"
+done
+for name; do module load "$name" || { echo "@@$name"; exit 1; }; done
+"""
+
+
+class Refusal(NamedTuple):
+    """`hint`: what to do, "" where nobody knows better than the options. `closed`: the site may
+    open what is asked for."""
+
+    why: str
+    hint: str = ""
+    closed: bool = False
+
+
+def check(root: str, settings: str) -> Iterator[str]:
+    """As JSON, the first reason why the job cannot run; nothing where none is known."""
+    given = json.loads(settings)
+    digest = hashlib.sha256(settings.encode()).hexdigest()
+    path = os.path.join(root, CHECKED)
+    for refusal in _list_refusals(given, path, digest):
+        yield json.dumps(refusal._asdict())
+        return
+    processes.write(path, digest)
+
+
+def _list_refusals(given: Dict[str, Any], path: str, digest: str) -> Iterator[Refusal]:
+    venv, image = given["venv"], given["container"]
+    if _is_missing(os.path.join(venv, "bin")):
+        hint = f"if only the compute nodes have it: run -- {venv}/bin/python PROGRAM"
+        yield Refusal(f"--venv {venv}: there is no such virtual environment", hint)
+    if _is_missing(image):
+        hint = "give its path on the nodes, or docker://IMAGE"
+        yield Refusal(f"--container {image}: there is no such image", hint)
+    if processes.read_text(path) == digest and time.time() - os.stat(path).st_mtime < GOOD_FOR:
+        return
+    if given["modules"]:
+        yield from _check_modules(given["modules"])
+    ask = {"slurm": _ask_slurm, "sge": _ask_grid}[given["system"]]
+    yield from ask(given["words"], given["lines"])
+
+
+def _is_missing(path: str) -> bool:
+    return path.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(path))
+
+
+def _check_modules(names: Sequence[str]) -> Iterator[Refusal]:
+    said = queues.call("/bin/bash", "-lc", _MODULES, "sh", *names, limit=MODULE_LIMIT)
+    if said.code == 1 and "@@" in said.out:
+        name = said.out.rpartition("@@")[2].strip()
+        why = re.sub(r"^sh: line \d+: ", "", said.err.strip().rpartition("\n")[2])
+        hint = "`module avail` on the login node shows those there are"
+        yield Refusal(f"the module {name} cannot be loaded: {why}", hint)
+
+
+# -------------------------------------------------------------------------------------------------
+# Slurm.
+
+_AWAY = re.compile("down|drain|fail|maint|unk|boot|power|reserved|resv|inval|error|block|future")
+"""States of nodes that come back, when jobs of their size can run again."""
+_LATER = re.compile(
+    "not available|busy|DOWN|contact|timed out|[Tt]imeout|Zero Bytes|again|temporar|connect"
+)
+"""Of what sbatch says where it would take the job all the same."""
+_NEVER = "node configuration is not available"
+
+
+def _ask_slurm(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
+    """`--test-only` knows no limit of time and no closed partition."""
+    if any(re.match(r"\s*(het|pack)job", line) for line in lines) or ":" in words:
+        return  # of several parts, each with options of its own
+    options = "\0".join(["", *(word for line in lines for word in scripts.split(line)), *words])
+    rows = [
+        dict(item.partition("=")[::2] for item in line.split())
+        for line in queues.call("scontrol", "show", "partition", "-o", limit=LIMIT).out.splitlines()
+        if line.startswith("PartitionName=")
+    ]
+    usual = [row["PartitionName"] for row in rows if row.get("Default") == "YES"]
+    names = _find(options, "-p|--partition", ",".join(usual)).split(",")
+    chosen = [row for row in rows if row["PartitionName"] in names]
+    up = [row["PartitionName"] for row in rows if row.get("State") == "UP"]
+    if rows and names != [""] and not chosen:
+        why = f"there is no partition {','.join(names)} that you may use"
+        yield Refusal(why, f"one of: {', '.join(up)}")
+    obstacles = [_find_obstacle(row, options) for row in chosen]
+    if obstacles and all(obstacles):
+        closed = all(obstacle.endswith("is down") for obstacle in obstacles)
+        hint = f"partitions that are up: {', '.join(up)}"
+        yield Refusal("; ".join(obstacles), hint, closed)
+        return
+    script = "\n".join(["#!/bin/sh", *(f"#SBATCH {line}" for line in lines), ":", ""])
+    said = queues.call("sbatch", "--test-only", *words, limit=LIMIT, stdin=script)
+    why = re.sub("^(sbatch: error|allocation failure): ", "", said.err.strip().rpartition("\n")[2])
+    if said.code in (0, queues.SILENT) or not why:
+        return
+    if _NEVER in why:
+        asked = ("sinfo", "-h", "-N", "-o", "%T", "-p", ",".join(names))
+        states = queues.call(*asked, limit=LIMIT)
+        if states.code or _AWAY.search(states.out):
+            return
+        yield Refusal(
+            f"no nodes of partition {','.join(names)} are as the job asks for them ({why})",
+            "`sinfo -o '%P %D %c %m %G %f'` shows nodes, cores, memory, GPUs and features",
+        )
+    elif not _LATER.search(why):
+        yield Refusal(f"Slurm refuses the job: {why}")
+
+
+def _find(options: str, pattern: str, usual: str = "") -> str:
+    """What the last one of these options says; `options`: a NUL before each word."""
+    found: List[str] = re.findall(f"\0(?:{pattern})[\0=]*([^\0]+)", options)
+    return found[-1] if found else usual
+
+
+def _find_obstacle(row: Dict[str, str], options: str) -> str:
+    """Why no job with these options starts in that partition; "" where it may."""
+    name, state = row["PartitionName"], row.get("State", "UP")
+    if state != "UP":
+        return f"partition {name} is {state.lower()}"
+    asked, most = _find(options, "-t|--time(?!-)"), row.get("MaxTime", "")
+    if _read_minutes(asked) > _read_minutes(most) > 0:
+        return f"partition {name} allows jobs of {most}, not --time {asked}"
+    nodes = re.match(r"\d+", _find(options, "-N|--nodes(?!-)"))
+    for key, what in (("MaxNodes", "allows"), ("TotalNodes", "has")):
+        limit = row.get(key, "")
+        if nodes and limit.isdigit() and int(nodes.group()) > int(limit):
+            noun = "node" if limit == "1" else "nodes"
+            return f"partition {name} {what} {limit} {noun}, not {nodes.group()}"
+    for key, pattern in (("Accounts", "-A|--account"), ("Qos", "-q|--qos")):
+        asked, allowed = _find(options, pattern), row.get("Allow" + key, "ALL").split(",")
+        if asked and "ALL" not in allowed and asked not in allowed:
+            return f"partition {name} takes {key.lower()} {', '.join(allowed)}, not {asked}"
+    return ""
+
+
+def _read_minutes(text: str) -> float:
+    """`90`, `90:00`, `1:30:00`, `1-2`, `1-2:30`, `1-2:30:00`; 0: none or no limit."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in [*parts, days or "0"]):
+        return 0.0
+    numbers = [*map(float, parts)]
+    if dash:
+        hours, minutes, seconds = [*numbers, 0.0, 0.0][:3]
+    elif len(numbers) > 2:
+        hours, minutes, seconds = numbers[:3]
+    else:
+        hours, (minutes, seconds) = 0.0, [*numbers, 0.0][:2]
+    return float(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
+
+
+# -------------------------------------------------------------------------------------------------
+# Grid Engine.
+
+_UNKNOWN = "requests unknown resource"
+"""It looks at no load: `mem_free` is unknown to it, and may be met."""
+
+
+def _ask_grid(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
+    script = "\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), ":", ""])
+    said = queues.call("qsub", "-w", "v", *words, limit=LIMIT, stdin=script)
+    why = said.out + said.err
+    if said.code in (0, queues.SILENT) or _UNKNOWN in why or re.search(queues.GridQueue.DOWN, why):
+        return
+    found = re.search(r"Unable to run job: (?:job rejected: )?(?:Job \d+ )?(.*)", why)
+    if found:
+        hint = "`qconf -spl` shows parallel environments, `qstat -F` what queues have"
+        yield Refusal(f"Grid Engine refuses the job: {found.group(1).rstrip('.')}", hint)
