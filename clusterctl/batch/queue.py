@@ -54,6 +54,7 @@ LEAD = 60
 
 HOPELESS = "waiting does not help: cancel it and ask for something else"
 
+_OF_SCRIPTS = re.compile(r"(-[oeD]|-wd|--output|--error|--chdir)(?![\w-])")
 _SAFE = re.compile(r"[\w.,:@%+=/\[\]&|*()!^~-]+", re.ASCII)
 
 
@@ -74,6 +75,11 @@ def list_arguments(spec: JobSpec, name: str, unfit: str) -> list[str]:
         if not line.startswith("-"):
             raise UsageError(f"--{name} {line}: it begins with no dash", hint=f"--{name} '-x 1'")
         refuse_unfit(f"--{name} '{line}'", line, unfit)
+        if _OF_SCRIPTS.match(line) and spec.program.kind is not ProgramKind.BATCH:
+            raise UsageError(
+                f"--{name} '{line}': ranks start in a folder of their job, where their output is",
+                hint="leave it out: `clusterctl logs` shows the output, `fetch` copies their files",
+            )
     return lines
 
 

@@ -12,8 +12,10 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -505,7 +507,15 @@ def execute(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     _refuse_bytes(arguments)
     if arguments[:1] == ["run"]:
-        given, instead = batch_systems.find_misread(arguments[1:], VERBS["run"].spellings())
+        own = VERBS["run"].spellings()
+        words, system = arguments[1:], ""
+        unknown = any(word.startswith("-") and word not in own for word in words)
+        if unknown or batch_systems.find_misread(words, own)[0]:
+            system = _find_batch_system(words)
+        if system:
+            words = batch_systems.translate(words, system, own)
+            arguments = ["run", *words]
+        given, instead = batch_systems.find_misread(words, own, system)
         if given:
             raise UsageError(f"{given} is no option of `run`", hint=instead)
     command = make_command()
@@ -515,6 +525,21 @@ def _run(arguments: list[str]) -> int:
     with command.make_context("clusterctl", list(arguments)) as context:
         outcome = command.invoke(context)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _find_batch_system(words: list[str]) -> str:
+    """The batch system of the cluster that a command line of `run` is for, "" for none."""
+    from clusterctl.actions.common import choose_cluster, open_store
+
+    with suppress(ClusterctlError):
+        store = open_store()
+        pairs = [(word, value) for word, value in pairwise(words) if word in ("-c", "--cluster")]
+        pairs += [(word, word.partition("=")[2]) for word in words if word.startswith("--cluster=")]
+        named = [value for _, value in pairs if value in store.list_names()]
+        name = named[0] if named else os.environ.get("CLUSTERCTL_CLUSTER") or None
+        system = choose_cluster(store, name).system
+        return system if system in batch_systems.ALL else ""
+    return ""
 
 
 def _conclude(console: Console, arguments: list[str], error: BaseException) -> int:

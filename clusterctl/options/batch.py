@@ -30,15 +30,16 @@ class BatchOptions:
     sizes: tuple[str, ...] = ()
     """Those of its options that say how many ranks there are."""
     short: Mapping[str, str] = field(default_factory=dict)
-    """Short options that its users know and `run` does not have, and what to write."""
+    """Options with a value that its users know and `run` does not have, and what to write."""
     misread: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Short options of `run` that mean something else there: the pattern of a value that shows that
     it was meant, and what to write; "": any option of the site's. What no other system has."""
     named: Mapping[str, str] = field(default_factory=dict)
     """Those without a value in `run` that have any name for one there, and what to write."""
-    long: Mapping[str, int] = field(default_factory=dict)
-    """Options of several letters behind one dash, which `run` would take for several options; how
-    many words follow each."""
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Options that `run` has no name for, and how many words follow each."""
+    attaches: bool = False
+    """Whether a value may stand in the word of a short option: `-N2`."""
     slots: str = ""
     """How to ask for slots, where those are allocated, not nodes."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
@@ -55,6 +56,10 @@ def _read_slots(words: list[str], option: str) -> str:
             hint=f"for example {words[0]} 8 or {words[0]} 2-8",
         )
     return f"{words[0]} {words[1]}"
+
+
+def _take(names: str, words: int) -> dict[str, int]:
+    return dict.fromkeys(names.split(), words)
 
 
 _any_option = partial(texts, help="", metavar="ARG")
@@ -76,8 +81,28 @@ BATCH_SYSTEMS = {
         short={
             **{"-A": "--account", "-C": "--constraint", "-G": "--gpus", "-J": "--job-name"},
             **{"-N": "--nodes", "-p": "--partition", "-t": "--time", "-w": "--nodelist"},
-            **{"-a": "--array", "-x": "--exclude", "--wrap": "-- COMMAND"},
+            **{"-a": "--array", "-x": "--exclude", "--wrap": "-- COMMAND", "--ntasks": "--ranks"},
         },
+        others={
+            **_take(
+                "-b --begin --bb --bbf --acctg-freq -D --chdir -M --clusters --comment -S"
+                " --core-spec --cores-per-socket --cpu-freq --cpus-per-gpu --deadline --delay-boot"
+                " --dependency --distribution --error --export --export-file -B --extra-node-info"
+                " -F --nodefile --gid --gpu-freq --gres-flags --hint -i --input -L --licenses"
+                " --kill-on-invalid-dep --mem-bind --mincpus --network --ntasks-per-core -o"
+                " --ntasks-per-gpu --output --ntasks-per-socket --open-mode --power --prefer"
+                " --priority --profile --sockets-per-node --switches --thread-spec --tmp --uid"
+                " --threads-per-core --time-min --tres-bind --wait-all-nodes --wckey",
+                1,
+            ),
+            **_take(
+                "-H --hold -k --no-kill -O --overcommit -s --oversubscribe --contiguous --nice -W"
+                " --no-requeue --propagate --reboot --spread-job --use-min-nodes --wait --test-only"
+                " --parsable",
+                0,
+            ),
+        },
+        attaches=True,
         misread={
             "-c": (r"\d+", "--cpus-per-task"),
             "-d": (r"(after|singleton|expand:)\w*.*", ""),
@@ -97,21 +122,21 @@ BATCH_SYSTEMS = {
         },
         sizes=("-pe",),
         short={"-A": "--account", "-M": "--mail-user", "-N": "--job-name", "-P": "--project"}
-        | {"-p": "--qsub-arg '-p N'", "-r": "--requeue", "-t": "--array"},
+        | {"-r": "--requeue", "-t": "--array"},
         misread={
+            "-c": (r"\d+", "-pe NAME"),
+            "-e": (r"[^=]*[./$][^=]*", ""),
             "-m": (r"[abens]+", "--mail-type"),
             "-q": (r"[\w.]+\.q(@\S+)?", "--queue"),
             "-v": (r"[A-Za-z_]\w*[=,].*", "-e"),
         },
-        named={"-q": "--queue"},
-        long={
-            **dict.fromkeys(
-                ("-clear", "-clearp", "-clears", "-cwd", "-hard", "-notify", "-soft"), 0
-            ),
-            **dict.fromkeys(("-terse", "-verify"), 0),
-            **dict.fromkeys(("-ac", "-ar", "-ckpt", "-dc", "-display", "-dl", "-hold_jid"), 1),
-            **dict.fromkeys(
-                ("-hold_jid_ad", "-masterq", "-now", "-shell", "-sync", "-tc", "-wd"), 1
+        named={"-q": "--queue", "-v": "-e"},
+        others={
+            **_take("-clear -clearp -clears -cwd -hard -notify -soft -terse -verify -V", 0),
+            **_take(
+                "-a -ac -ar -b -binding -C -ckpt -dc -display -dl -hold_jid -hold_jid_ad -i -j -jc"
+                " -js -jsv -masterq -now -o -p -R -S -shell -sync -tc -w -wd",
+                1,
             ),
         },
         slots="request slots with -pe NAME SLOTS",

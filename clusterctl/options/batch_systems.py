@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from shutil import which
@@ -102,9 +103,47 @@ def _is_name_before(word: str, script: str) -> bool:
     return bool(starts) and script.endswith(".sh") and os.path.isfile(script)
 
 
-def find_misread(words: Sequence[str], own: Mapping[str, Option[Any]]) -> tuple[str, str]:
+def translate(words: Sequence[str], system: str, own: Mapping[str, Option[Any]]) -> list[str]:
+    """A command line of `run` with that batch system's own options before SCRIPT under the names
+    that `run` has for them; `own`: its options. From an unknown one on it stays as it is."""
+    row, rest, found = BATCH_SYSTEMS[system], list(words), list[str]()
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        word = rest.pop(0)
+        name, sign, value = word.partition("=")
+        given = [value] if sign else []
+        known = name in own or name in row.short or name in row.others
+        if not known and row.attaches and word[1] != "-" and word[:2] in {*row.short, *row.others}:
+            name, given = word[:2], [word[2:]]
+        if name in row.others:
+            while len(given) < row.others[name] and rest:
+                given.append(rest.pop(0))
+            text = f"{name}{sign}{shlex.quote(value)}" if sign else shlex.join([name, *given])
+            found += [f"--{row.emits}-arg", text]
+        elif row.short.get(name, "") in own:
+            instead = row.short[name]
+            given = given or rest[:1]
+            del rest[: 0 if sign or name != word else 1]
+            if not own[instead].is_flag:
+                found += [instead, *given]
+            else:  # `-r y`
+                yes = given in (["y"], ["yes"])
+                found += [instead] if yes else [f"--{row.emits}-arg", shlex.join([name, *given])]
+        elif name in own:
+            count = 0 if sign or own[name].is_flag else own[name].words
+            found += [word, *rest[:count]]
+            del rest[:count]
+        else:
+            return [*found, word, *rest]
+    return [*found, *rest]
+
+
+def find_misread(
+    words: Sequence[str], own: Mapping[str, Option[Any]], system: str = ""
+) -> tuple[str, str]:
     """Of a command line of `run`, the words before SCRIPT that would be read as options of ours,
-    `own`, but are a batch system's, and what to write; "", "" if there are none."""
+    `own`, but are a batch system's, and what to write; "", "" if there are none. `system`: the only
+    one that may be meant."""
+    rows = [BATCH_SYSTEMS[system]] if system else BATCH_SYSTEMS.values()
     behind = 0
     for place, word in enumerate(words):
         if behind:
@@ -121,11 +160,13 @@ def find_misread(words: Sequence[str], own: Mapping[str, Option[Any]]) -> tuple[
         ours = any(map(os.path.exists, (value, f"{value}.py"))) and (is_flag or word == "-m")
         named = is_flag and _is_name_before(value, script)
         found = []
-        for row in BATCH_SYSTEMS.values():
-            if word in row.long:
-                whole = " ".join((word, *words[place + 1 :][: row.long[word]]))
+        for row in rows:
+            if re.match("-[^-]{2}", word) and word in row.others:
+                whole = " ".join((word, *words[place + 1 :][: row.others[word]]))
                 return whole, _name_argument(row, whole)
             pattern, instead = row.misread.get(word, ("", ""))
+            if word == "-e" and os.path.isfile(script) and value not in os.environ:
+                pattern = "[^=]+"  # no variable
             if pattern and re.fullmatch(pattern, value) and not ours:
                 return given, f"{instead} {value}" if instead else _name_argument(row, given)
             if named and word in row.named:
