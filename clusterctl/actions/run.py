@@ -275,7 +275,7 @@ def resolve_run(given: Run, stdin: Stdin | None = None, cluster: Cluster | None 
             )
         found = programs.resolve_module(module, tuple(words), **where)
     elif (asked := translate(words[words[0] == "--" :], once=given.once)).launcher:
-        found = programs.resolve_command(asked.command, **made)
+        found = programs.resolve_command(asked.command, launched=asked.is_launcher, **made)
         program = replace(found.program, local_rank=asked.local_rank)
         found = replace(found, program=program, asked=asked)
     elif words[0] == "--":

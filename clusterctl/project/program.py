@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 from clusterctl import process
 from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
@@ -62,11 +63,13 @@ def resolve_program(
     limit: int = 0,
     made_there: bool = False,
     cluster: Cluster | None = None,
+    launched: bool = False,
 ) -> Resolved:
     """SCRIPT is a path, a module, a command of the project, or the name of a bundled workload; a
     file here wins over others. `python …` and `bash …` are understood. `sources` are compiled with
     it. `made_there`: --setup may make a file that is not here. `cluster`: the one that it is for; a
-    batch script starts in the current folder, as the queue's own command starts it."""
+    batch script starts in the current folder, as the queue's own command starts it. `launched`:
+    behind `srun -n 4`, where its lines for a queue count for nothing."""
     if made_there and "/" in script and not Path(script).exists():
         return resolve_command((script, *args), chosen=chosen, limit=limit, made_there=True)
     starts = bool(args) and script in (*PYTHONS, *SHELLS)
@@ -84,11 +87,12 @@ def resolve_program(
     path, bundled = _find(script)
     if bundled and chosen is None:
         chosen = path.parent
-    directives, source = _find_directives(path), ""
+    directives, source = "" if launched else _find_directives(path), ""
     if directives:
         _check_interpreter(path)
     kind = ProgramKind.BATCH if directives else _find_kind(path)
-    if kind is ProgramKind.BINARY and _is_queued(cluster) and _starts_ranks(path):
+    queued = _is_queued(cluster) and not launched
+    if kind is ProgramKind.BINARY and queued and _starts_ranks(path):
         kind = ProgramKind.BATCH
     start = path.absolute().parent
     if kind is ProgramKind.BATCH:
@@ -226,6 +230,7 @@ def resolve_command(
     limit: int = 0,
     made_there: bool = False,
     cluster: Cluster | None = None,
+    launched: bool = False,
 ) -> Resolved:
     """`-- COMMAND ARGS`: a program of the nodes, beside the files of the current folder. A script
     of the tree, a bundled program and what Python is to run are what they are without `--`."""
@@ -240,9 +245,13 @@ def resolve_command(
             return resolve_program(rest[0], rest[1:], chosen=chosen, sources=sources, limit=limit)
     ours = Path(word).absolute().is_relative_to(chosen or Path.cwd()) and Path(word).is_file()
     if ours or project_tree.find_bundled(word):
-        return resolve_program(
-            word, rest, chosen=chosen, sources=sources, limit=limit, cluster=cluster
-        )
+        where: dict[str, Any] = {
+            "chosen": chosen,
+            "limit": limit,
+            "cluster": cluster,
+            "launched": launched,
+        }
+        return resolve_program(word, rest, sources=sources, **where)
     if sources:
         raise _make_not_compiled_error(word)
     here = Path.cwd()

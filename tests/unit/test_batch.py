@@ -395,7 +395,9 @@ def test_a_script_of_ones_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("job.sh").write_text("#!/bin/sh\n#SBATCH -n 1\n#$ -cwd\ntrue\n")
+    for name in ("job.sh", "exe.sh"):
+        Path(name).write_text("#!/bin/sh\n#SBATCH -n 1\n#$ -cwd\ntrue\n")
+    Path("exe.sh").chmod(0o755)
     open_store().save(site(system))
     said = call("run", "--dry-run", *shlex.split(line))
     assert (said.code, fnmatch(said.out + said.err, f"*{says}*")) == (code, True), said
