@@ -433,7 +433,7 @@ def prepare(
         unread,
         programs.warn_of_backend(resolved, spec.backend),
         programs.warn_of_launcher(resolved, job.ranks),
-        load_system(cluster.system).warn_of_sharing(job.spec),
+        load_system(cluster.system).warn_of_sharing(job.spec, cluster.site_info),
         programs.warn_of_no_mpi(
             resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi
         ),

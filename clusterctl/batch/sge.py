@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,6 +24,8 @@ from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.text import count
 from clusterctl.errors import UsageError
 
+GPUS = re.compile("(n|num_?)?gpus?|gpu_?(cards?|devs?|devices?|num|count)|cuda", re.I)
+"""Names of resources that count GPUs."""
 TIMES = ("h_rt", "s_rt", "h_cpu", "s_cpu")
 MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
 
@@ -115,6 +117,19 @@ class Sge(QueueSystem):
                 hint=f"ask for them with -pe NAME {spec.ranks}",
             )
         return replace(spec, ranks=spec.ranks or slots)
+
+    def warn_of_sharing(self, spec: JobSpec, site_info: Mapping[str, str]) -> str:
+        """Sites name their GPUs as they like, and count them per slot or once for a job."""
+        most = re.search(r"\d+$", spec.native.get("pe", ""), re.ASCII)
+        slots = int(most[0]) if most else 1
+        for item in spec.native.get("l", "").split(","):
+            name, _, value = item.partition("=")
+            if GPUS.fullmatch(name) and value.isdecimal():
+                whole = name in site_info.get("per_job", "").split()
+                total = int(value) * (1 if whole else slots)
+                if 0 < total < spec.ranks:
+                    return f"{count(total, 'GPU')} for {spec.ranks} ranks: several share one"
+        return ""
 
     def directives(self, spec: JobSpec, number: int) -> list[str]:
         native, name = spec.native, make_job_name(spec, number)

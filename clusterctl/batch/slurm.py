@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from signal import Signals
 
@@ -161,7 +161,7 @@ class Slurm(QueueSystem):
             nodes = spec.ranks // each
         return replace(spec, nodes=nodes, ranks_per_node=each, ranks=0)
 
-    def warn_of_sharing(self, spec: JobSpec) -> str:
+    def warn_of_sharing(self, spec: JobSpec, site_info: Mapping[str, str]) -> str:
         total, each = _count_gpus(spec, "gpus"), _count_gpus_per_node(spec)
         if total and spec.ranks > total:
             return f"{count(total, 'GPU')} for {spec.ranks} ranks: several share one"
@@ -184,7 +184,8 @@ class Slurm(QueueSystem):
                 spec,
                 native={**sizes, **spec.native},
                 ranks_per_node=int(each) if each.isdecimal() else 0,
-            )
+            ),
+            {},
         )
 
     def directives(self, spec: JobSpec, number: int) -> list[str]:

@@ -112,7 +112,7 @@ class BatchSystem(ABC):
     def plan(self, request: Request) -> LaunchPlan:
         """How the ranks are started. Raises LaunchError where that cannot work."""
 
-    def warn_of_sharing(self, spec: JobSpec) -> str:
+    def warn_of_sharing(self, spec: JobSpec, site_info: Mapping[str, str]) -> str:
         """For people: that there are not as many ranks as GPUs, as far as the options say so."""
         return ""
 

@@ -194,14 +194,22 @@ class SgeProvider(BatchSite):
     required: ClassVar = dict.fromkeys(
         ("qsub", "qstat", "qdel", "qrsh", "qconf"), "gridengine-client"
     )
-    questions: ClassVar = {"version": "qstat -help | head -n 1", "pes": "qconf -spl"}
+    questions: ClassVar = {
+        "version": "qstat -help | head -n 1",
+        "pes": "qconf -spl",
+        "resources": "qconf -sc",
+    }
     status_command = "qstat -g c"
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
-        """`version` and the names of the parallel environments in `pes`."""
+        """`version`, the names of the parallel environments in `pes`, and those of resources that
+        count once for a job, not for each slot, in `per_job`."""
+        rows = map(str.split, answers.get("resources", "").splitlines())
+        whole = [row[0] for row in rows if row[5:6] == ["JOB"]]
         return {
             "version": answers.get("version", "").strip(),
             "pes": " ".join(answers.get("pes", "").split()),
+            "per_job": " ".join(whole),
         }
 
     def build_node_command(self, words: Sequence[str], seconds: int) -> str:

@@ -311,15 +311,25 @@ def test_slots_may_be_a_range() -> None:
 def test_other_numbers_of_ranks_than_gpus_are_told() -> None:
     slurm = load_system("slurm")
     shared = batch_job("slurm", native={"gpus-per-node": "2"}, ranks_per_node=4)
-    assert "2 GPUs for 4 ranks per node" in slurm.warn_of_sharing(shared.spec)
-    assert not slurm.warn_of_sharing(batch_job("slurm", native={"gpus-per-node": "2"}).spec)
+    assert "2 GPUs for 4 ranks per node" in slurm.warn_of_sharing(shared.spec, {})
+    assert not slurm.warn_of_sharing(batch_job("slurm", native={"gpus-per-node": "2"}).spec, {})
     idle = batch_job("slurm", native={"gpus-per-node": "4"}, ranks_per_node=2)
-    assert "4 GPUs for 2 ranks per node" in slurm.warn_of_sharing(idle.spec)
+    assert "4 GPUs for 2 ranks per node" in slurm.warn_of_sharing(idle.spec, {})
     script = "#!/bin/sh\n#SBATCH --gpus-per-node={} # a comment\n#SBATCH --ntasks-per-node 2\n"
     alone = batch_job("slurm").spec
     assert "4 GPUs for 2 ranks per node" in slurm.warn_of_script(alone, script.format(4))
     assert "1 GPU for 2 ranks per node" in slurm.warn_of_script(alone, script.format("a100:1"))
     assert not slurm.warn_of_script(alone, script.format(2))
+
+
+@rows("resources, ranks, says", "batch.more_ranks_than_gpus_of_grid_engine")
+def test_more_ranks_than_gpus_of_grid_engine(resources: str, ranks: int, says: str) -> None:
+    """GPUs of some sites count once for a job, as its table of resources says."""
+    table = "gpu gpu INT <= YES YES 0 0\nngpus ng INT <= YES JOB 0 0\n"
+    info = load_site("sge").parse_site_info({"resources": table})
+    asked = batch_job("sge", native={"pe": "mpi 4", "l": resources}, ranks=ranks).spec
+    assert says in (found := load_system("sge").warn_of_sharing(asked, info))
+    assert bool(says) == bool(found)
 
 
 def test_a_requeued_job_waits_again() -> None:
