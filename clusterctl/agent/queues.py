@@ -83,6 +83,7 @@ class SlurmQueue:
     HAND_IN = ("sbatch", "--parsable")
     END = "scancel"
     NUMBER = "SLURM_JOB_ID"
+    HAS_PARTITIONS = True
     NAMES = "-J|--job-name"
     """The options with a job's name, as a pattern."""
     DOWN = "connect failure"
@@ -171,6 +172,7 @@ class GridQueue:
     HAND_IN = ("qsub", "-terse")
     END = "qdel"
     NUMBER = "JOB_ID"
+    HAS_PARTITIONS = False
     NAMES = "-N"
     DOWN = "Connection refused|got (select|send) error"
     """What it says, as a pattern, when it could not even be asked."""

@@ -59,8 +59,10 @@ def _list_refusals(given: Dict[str, Any], path: str, digest: str) -> Iterator[Re
         return
     if given["modules"]:
         yield from _check_modules(given["modules"])
-    ask = {"slurm": _ask_slurm, "sge": _ask_grid}[given["system"]]
-    yield from ask(given["words"], given["lines"])
+    if queues.SYSTEMS[given["system"]].HAS_PARTITIONS:
+        yield from _ask_slurm(given["words"], given["lines"])
+    else:
+        yield from _ask_grid(given["words"], given["lines"])
 
 
 def _is_missing(path: str) -> bool:
@@ -113,9 +115,10 @@ def _ask_slurm(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
         return
     script = "\n".join(["#!/bin/sh", *(f"#SBATCH {line}" for line in lines), ":", ""])
     said = queues.call("sbatch", "--test-only", *words, limit=LIMIT, stdin=script)
-    why = re.sub("^(sbatch: error|allocation failure): ", "", said.err.strip().rpartition("\n")[2])
-    if said.code in (0, queues.SILENT) or not why:
+    complaints = re.findall("(?m)^(?:sbatch: error|allocation failure): (.*)", said.err)
+    if said.code in (0, queues.SILENT) or not complaints:
         return
+    why = complaints[-1]
     if _NEVER in why:
         asked = ("sinfo", "-h", "-N", "-o", "%T", "-p", ",".join(names))
         states = queues.call(*asked, limit=LIMIT)

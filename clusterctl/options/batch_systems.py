@@ -91,7 +91,8 @@ def suggest_short(word: str) -> str:
     """What to write for a short option that `run` does not have; "" if no system has it."""
     found: dict[str, list[str]] = {}
     for row in BATCH_SYSTEMS.values():
-        if flag := row.short.get(word):
+        argument = f"--{row.emits}-arg '{word}{' VALUE' * row.others.get(word, 0)}'"
+        if flag := row.short.get(word, argument if word in row.others else ""):
             found.setdefault(flag, []).append(row.title)
     return " or ".join(f"{flag} ({', '.join(titles)})" for flag, titles in found.items())
 

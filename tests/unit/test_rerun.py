@@ -136,7 +136,7 @@ def test_a_queue_that_refuses_a_job_names_the_verb_that_shows_what_there_is(
     sbatch = tmp_path / "slurm" / "bin" / "sbatch"
     sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition: nope' >&2; exit 1\n")
     refused = call("run", "--partition", "nope", "train.py")
-    assert refused.code == 6
+    assert refused.code == 2
     assert "invalid partition: nope" in refused.err
     assert "`clusterctl status default --live` shows partitions" in refused.err
     assert "--verbose" not in refused.err

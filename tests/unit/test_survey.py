@@ -214,20 +214,6 @@ def submit(
     )
 
 
-@pytest.mark.parametrize(
-    ("venv", "code"), [("~/none", 1), ("{home}/none", 1), ("~/fake", 0), ("/only/on/nodes", 0)]
-)
-def test_what_is_missing_at_home_is_said_before_the_queue_has_the_job(
-    login: Path, venv: str, code: int
-) -> None:
-    (login.parent / "fake" / "bin").mkdir(parents=True)
-    job = batch_job("slurm", venv=venv.format(home=login.parent))
-    done = submit(login, job=job)
-    assert done.returncode == code
-    assert ("--venv" in done.stderr) == bool(code)
-    assert (login.parent / "fake" / "submits").exists() != bool(code)
-
-
 def test_a_queue_that_is_down_for_a_moment_gets_the_job(login: Path) -> None:
     done = submit(login, "refused")
     assert (done.returncode, done.stderr) == (0, "")
