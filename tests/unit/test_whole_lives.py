@@ -16,7 +16,7 @@ import pytest
 from clusterctl.actions import costs, lifetime, status
 from clusterctl.actions.common import open_store
 from clusterctl.actions.down import finish_down
-from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.core.model import CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase, Runtime
 from clusterctl.errors import UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.ec2 import spec as ec2_spec
@@ -61,6 +61,7 @@ class Life:
         self.store = open_store()
         self.spot, self.private = chance.random() < 0.4, chance.random() < 0.4
         self.budget, self.disk = chance.choice((0.0, 3.0, 6.0)), chance.choice((0, 300))
+        self.runtime = Runtime.DOCKER if seed % 2 else Runtime.HOST
         self.given_up = False
 
     @property
@@ -81,7 +82,14 @@ class Life:
             ssh_cidr="192.0.2.1/32",
         )
         groups = (NodeGroup(count=workers, family="cpu"),)
-        spec = ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud, ttl=8 * HOUR)
+        spec = ClusterSpec(
+            name="lab",
+            provider="ec2",
+            groups=groups,
+            cloud=cloud,
+            ttl=8 * HOUR,
+            runtime=self.runtime,
+        )
         plan = self.provider.plan(spec, old, ahead=self.store.home.path)
         assert plan.spec
         base = old or Cluster(id="lab-1", spec=plan.spec, phase=Phase.CREATING, created=aws.now)
@@ -124,7 +132,8 @@ class Life:
             spot = self.spot and not first and not falls
             # 60 GiB beyond what the machine image of fake_ec2 takes, without --disk.
             gib, public = 30 if first else self.disk or 68, first or not self.private
-            aws.launch(name, gib, public=public, spot=spot, zone=zone)
+            faster = self.runtime is Runtime.DOCKER and not first
+            aws.launch(name, gib, public=public, spot=spot, zone=zone, faster=faster)
 
         def route() -> None:
             aws.gateway = aws.now

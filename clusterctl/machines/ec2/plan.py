@@ -55,6 +55,7 @@ def quote_machines(
         zones=spot,
         report=report,
         nat=found.nat,
+        faster=any(machine.faster for machine in machines),
     )
 
 

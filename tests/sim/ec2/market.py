@@ -54,6 +54,12 @@ def disk(kind: str, region: str) -> float:
     return round(DISKS[kind] * _more(region), 10)
 
 
+def faster(throughput: int, region: str) -> float:
+    """USD a month for what a gp3 disk has beyond its own 125 MB/s: $0.04 each ("Amazon EBS
+    pricing")."""
+    return round(max(0, throughput - 125) * 0.04 * _more(region), 10)
+
+
 def quota_code(instance_type: str, spot: bool) -> str:
     """The quota that instances of this type count against."""
     if instance_type.startswith(("g", "vt")):
@@ -152,6 +158,15 @@ def _products(changed: Changed) -> Iterator[dict[str, Any]]:
                 "usagetype": f"{prefix}EBS:VolumeUsage.{kind}",
             }
             yield _product("AmazonEC2", "Storage", attributes, "GB-Mo", disk(kind, region))
+        speed = {
+            **place,
+            "servicecode": "AmazonEC2",
+            "volumeApiName": "gp3",
+            "usagetype": f"{prefix}EBS:VolumeP-Throughput.gp3",
+        }
+        # As AWS's list has it: of 1024.
+        each = 1024 * 0.04 * _more(region)
+        yield _product("AmazonEC2", "Provisioned Throughput", speed, "GiBps-mo", each)
         usage = f"{prefix}EBS:SnapshotUsage"
         copies = {**place, "servicecode": "AmazonEC2", "usagetype": usage}
         yield _product("AmazonEC2", "Storage Snapshot", copies, "GB-Mo", 0.05 * _more(region))

@@ -124,5 +124,7 @@ def _begin(world: gaps.World, bill: Bill, request: Request, instance: Any) -> No
         volume = there.volumes[block.volume_id]
         disk = volume.volume_type or "gp2"
         monthly = market.disk(disk, request.region) * volume.size
+        said = [one.get("Ebs.Throughput") for one in request.structured("BlockDeviceMapping")]
+        monthly += market.faster(max(map(int, filter(None, said)), default=0), request.region)
         item = f"{volume.size} GiB {disk}"
         bill.begin(Use(volume.id, part="disk", item=item, price=monthly, **whose))
