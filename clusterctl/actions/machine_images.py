@@ -99,19 +99,30 @@ def make_image(
         if image.name != name:
             continue
         if image.state in ("available", "pending"):
-            report(f"{name} is {image.state} already: `up` uses it once it is available")
+            report(f"{name} is {image.state} already")
+            _report_price(image, report)
             return image
         aws.remove_saved(image, region, report)
     with handle_signals() as ignore:
         try:
             made = bring_up(store, spec, report, consent).cluster
             _forget(store, made)
-            return aws.save_image(made, store.locate_folder(made.name), name, kind, report)
+            image = aws.save_image(made, store.locate_folder(made.name), name, kind, report)
+            _report_price(image, report)  # before machines are removed, which may fail
+            return image
         finally:
             ignore()
             if spec.name in store.list_names():
                 discard = Unfetched(discard=True)
                 take_down(store, spec.name, report, lambda question: True, discard, force=True)
+
+
+def _report_price(image: SavedImage, report: Reporter) -> None:
+    price = "an unknown price" if image.monthly is None else f"${image.monthly:.2f} at most"
+    report(
+        f"`up` uses {image.name} for {image.kind} workers once it is available; its snapshot costs"
+        f" {price} a month, until `clusterctl image ami {image.kind} --remove`"
+    )
 
 
 def _forget(store: Store, cluster: Cluster) -> None:

@@ -134,11 +134,6 @@ def image_ami(given: ImageAmi, console: Console) -> None:
             consent=consent,
         )
         found = (made,)
-        price = "an unknown price" if made.monthly is None else f"${made.monthly:.2f} at most"
-        console.note(
-            f"`up` uses it for {made.kind} workers from now on; its snapshot costs {price} a month,"
-            f" until `clusterctl image ami {made.kind} --remove`"
-        )
     rows = (
         (i.name, i.id, i.state, i.made[:10], f"{i.gib} GiB", render_monthly(i.monthly), i.owner)
         for i in found

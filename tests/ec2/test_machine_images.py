@@ -22,7 +22,9 @@ def test_an_image_is_made_used_and_removed(world: World) -> None:
     [image] = made.document()["images"]
     assert (image["kind"], image["state"], image["gib"]) == ("nvidia", "available", 135)
     assert "makes a machine image" not in made.err, "this is that command"
-    assert "its snapshot costs $6.75 at most a month" in made.err
+    # Said also where the machines cannot be removed.
+    price = made.err.index("its snapshot costs $6.75 at most a month")
+    assert price < made.err.index("worker-1: ends")
     left = world.ec2.left()
     assert sorted(line.split()[1] for line in left) == ["image", "snapshot"]
     assert not (world.home / "clusters").exists() or not list((world.home / "clusters").iterdir())
