@@ -159,13 +159,12 @@ def main() -> int:
             found += SECTIONS[name](peers, options.rounds)
     kept = json.loads(out.read_text())["rows"] if options.only and out.exists() else []
     rows = [row for row in kept if row["section"] not in chosen]
-    rows += [{**asdict(row), "misses": row.list_misses()} for row in found]
+    when = {"date": time.strftime("%Y-%m-%d"), "load_before": round(load, 1)}
+    rows += [{**asdict(row), "misses": row.list_misses(), **when} for row in found]
     rows.sort(key=lambda row: list(SECTIONS).index(row["section"]))
     report = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python"
         f" {platform.python_version()}",
-        "date": time.strftime("%Y-%m-%d"),
-        "load_before": round(load, 1),
         "rows": rows,
     }
     out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")

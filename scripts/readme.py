@@ -24,9 +24,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from rich.console import Console
 from rich.text import Text
 
+from bench import scale
 from clusterctl.insight.messages import load_tables
 from clusterctl.options.kinds import ARGUMENTS, GENERAL, OPTIONS, Option
 from clusterctl.options.verbs import VERBS
@@ -53,14 +56,12 @@ def figures(report: dict[str, Any]) -> str:
 
 def peers(report: dict[str, Any]) -> str:
     """bench/results/peers.json as a table for each section."""
-    parts = [
-        f"{report['machine']}, {report['date']}, load average before: {report['load_before']};"
-        " seconds:"
-    ]
+    parts = [f"{report['machine']}; seconds, where no other unit is named:"]
     for section in dict.fromkeys(row["section"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["section"] == section]
         tools = list(dict.fromkeys(tool for row in rows for tool in row["seconds"]))
-        parts.append(f"**{section}**")
+        when = f"{rows[0]['date']}, load average before: {rows[0]['load_before']}"
+        parts.append(f"**{section}** ({when})")
         lines = ["| | " + " | ".join(tools) + " |", "|---" * (len(tools) + 1) + "|"]
         for row in rows:
             cells = [row["what"] + f" ({row['note']})" * bool(row["note"])]
@@ -89,6 +90,61 @@ def ec2(report: dict[str, Any]) -> str:
     return "\n".join([f"{report['machine']}:", "", *lines])
 
 
+def scale_forecast(report: dict[str, Any]) -> str:
+    """The model of bench/scale.py for machines with cores of their own."""
+    measured = report["runs"][str(scale.MEASURED)]
+    found = {n: scale.predict(measured, n, shared=False) for n in scale.SHOWN}
+    hourly = {n: scale.sum_hourly(n) for n in scale.SHOWN}
+    starts = {n: scale.sum_start(found[n]) for n in scale.SHOWN}
+    rows = [[f"`up`: {name}", *(f"{found[n][name]:.0f} s" for n in found)] for name in scale.UP]
+    rows += [
+        ["**`up`, whole**", *(f"**{seconds:.0f} s**" for seconds in starts.values())],
+        ["`run`, to the end of a program that prints a line", *_seconds(found, "run")],
+        ["`verify`", *_seconds(found, "verify")],
+        ["`down`", *_seconds(found, "down")],
+        ["an hour", *(f"${dollars:.2f}" for dollars in hourly.values())],
+        ["`up` and `down` alone, at most"]
+        + [f"${hourly[n] * (starts[n] + found[n]['down']) / 3600:.2f}" for n in found],
+    ]
+    head = ["", *(f"{n:,} workers" for n in scale.SHOWN)]
+    return "\n".join([f"{_tell(report)}:", "", *_table([head, *rows])])
+
+
+def _seconds(found: dict[int, dict[str, float]], name: str) -> list[str]:
+    return [f"{steps[name]:.0f} s" for steps in found.values()]
+
+
+def scale_check(report: dict[str, Any]) -> str:
+    """What the same model says of nodes that share one machine, beside what was measured there."""
+    small, large = (report["runs"][str(n)]["seconds"] for n in (scale.MEASURED, scale.CHECKED))
+    found = scale.predict(report["runs"][str(scale.MEASURED)], scale.CHECKED, shared=True)
+    rows = [["", f"{scale.MEASURED} workers", f"{scale.CHECKED}, predicted", "measured", ""]]
+    for name, predicted in found.items():
+        off = large[name] / predicted - 1
+        verdict = "" if abs(off) <= scale.TOLERANCE else f"**missed: {off:+.0%}**"
+        cells = [f"{value:.1f} s" for value in (small[name], predicted, large[name])]
+        rows.append([f"`up`: {name}" if name in scale.UP else f"`{name}`", *cells, verdict])
+    return "\n".join([f"{_tell(report)}:", "", *_table(rows)])
+
+
+def scale_limits(report: dict[str, Any]) -> str:
+    """What breaks or slows down, in the order in which a growing cluster meets it."""
+    rows = [["what", "limit", *(f"{n:,}" for n in scale.SHOWN), "met from", "then", "source"]]
+    for row in scale.list_limits(report):
+        met = "–" if row.reached is None else f"{row.reached:,.0f}"
+        rows.append([row.what, row.limit, *row.needs, met, row.then, row.source])
+    return "\n".join(_table(rows))
+
+
+def _tell(report: dict[str, Any]) -> str:
+    return f"{report['machine']}, {report['date']}, load average before: {report['load_before']}"
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
 def busy(report: dict[str, Any]) -> str:
     """bench/results/busy.json as a table."""
     rows = [
@@ -102,8 +158,7 @@ def busy(report: dict[str, Any]) -> str:
             f"| {row['ranks']} | {row['hosts']} | {row['busy']} | {ms['gloo']:.3g} |"
             f" {ms['mpi']:.3g} | {row['mpi_to_gloo']:.2f} | {row['mpi_to_idle']:.2f}{over} |"
         )
-    told = f"{report['machine']}, {report['date']}, load average before: {report['load_before']}"
-    return "\n".join([f"{told}:", "", *rows])
+    return "\n".join([f"{_tell(report)}:", "", *rows])
 
 
 def mnist(report: dict[str, Any]) -> str:
@@ -256,6 +311,9 @@ TABLES = (
     ("docs/performance.md", "peers", "peers.json", peers),
     ("docs/performance.md", "figures", "local.json", figures),
     ("docs/performance.md", "ec2", "ec2.json", ec2),
+    ("docs/scale.md", "forecast", "scale.json", scale_forecast),
+    ("docs/scale.md", "check", "scale.json", scale_check),
+    ("docs/scale.md", "limits", "scale.json", scale_limits),
     ("docs/internals/programs.md", "busy", "busy.json", busy),
     ("docs/internals/programs.md", "mnist", "mnist.json", mnist),
     ("docs/internals/programs.md", "gradients", "gradients.json", gradients),
