@@ -127,43 +127,13 @@ def test_without_any_whole_one_the_reason_is_said(tmp_path: Path) -> None:
     assert choose(tmp_path / "other", "").passed == ("there is no snapshot",)
 
 
-@pytest.mark.parametrize(
-    ("saved", "used", "why"),
-    [
-        ([save(3, WHOLE), save(60, WHOLE)], 60, ""),
-        ([save(3, WHOLE), save(60, "model.pt optimizer.pt")], 3, "rng_state_0.pth"),
-        ([save(3, WHOLE), save(60, WHOLE.replace("r.pt", "r.pt!"))], 3, "optimizer.pt"),
-        ([save(3, "__0_0.distcp .metadata"), save(60, "__0_0.distcp __0_1.distcp")], 3, "metadata"),
-        ([save(3, "a_0.pt a_1.pt"), save(5, "a_0.pt"), save(60, "a_0.pt")], 3, "1 of the 2 files"),
-        ([save(60, "__0_0.distcp __0_1.distcp")], 0, ".metadata"),
-        ([save(60, "training_args.bin model.pt")], 0, "trainer_state.json"),
-        ([save(3, "a_0.pt a_1.pt a_2.pt"), save(60, "a_0.pt a_1.pt")], 60, ""),
-        ([save(60, "training_args.bin trainer_state.json model.pt")], 60, ""),
-        ([save(60, "a.pt! z.pt")], 0, "a.pt in it was cut short"),
-        ([save(3, "a_0.pt a_1.pt"), save(60, "b.pt")], 3, "it has no a_0.pt"),
-        ([save(3, "a_0.pt a_1.pt"), save(60, "a_0.pt a_1.pt")], 60, ""),
-    ],
-    ids=[
-        "whole",
-        "names",
-        "cut",
-        "distcp",
-        "lost",
-        "first distcp",
-        "first of a trainer",
-        "fewer",
-        "trainer",
-        "first",
-        "none",
-        "all",
-    ],
-)
+@rows("saved, used, why", "agent_snapshots.a_folder_that_is_not_complete_is_passed_over")
 def test_a_folder_that_is_not_complete_is_passed_over(
-    tmp_path: Path, saved: list[str], used: int, why: str
+    tmp_path: Path, saved: list[tuple[int, str]], used: int, why: str
 ) -> None:
     """A program would continue without the state of its optimizer, or not at all. Where a job went
     on with fewer ranks, the folders before that have more files."""
-    choice = choose(tmp_path, " ".join(saved), files=None, folders=True)
+    choice = choose(tmp_path, " ".join(save(*one) for one in saved), files=None, folders=True)
     assert Path(choice.path or "none").parent == Path(f"out/checkpoint-{used}" if used else ".")
     passed = [line for line in choice.passed if "out/checkpoint-60: " in line]
     assert bool(passed) is bool(why)

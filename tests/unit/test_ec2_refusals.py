@@ -186,49 +186,9 @@ def test_a_type_that_is_not_sold_that_way_is_refused(spot: bool) -> None:
     assert no.value.hint
 
 
-CARD = {"InterfaceTypes": ["interface", "efa", "efa-only"]}
-
-
-@pytest.mark.parametrize(
-    ("network", "cards"),
-    [
-        ({"EfaSupported": False, "NetworkCards": [{"NetworkCardIndex": 0}]}, ()),
-        ({"EfaSupported": True, "NetworkCards": [{"NetworkCardIndex": 0}]}, ("efa",)),
-        # A card whose kinds are not said; and the order of an answer means nothing.
-        (
-            {
-                "EfaSupported": True,
-                "EfaInfo": {"MaximumEfaInterfaces": 2},
-                "NetworkCards": [{"NetworkCardIndex": 1}, {"NetworkCardIndex": 0}],
-            },
-            ("efa", "efa-only"),
-        ),
-        # p6-b300: the first card of 17 has no EFA.
-        (
-            {
-                "EfaSupported": True,
-                "EfaInfo": {"MaximumEfaInterfaces": 2},
-                "NetworkCards": [
-                    {"NetworkCardIndex": 0, "InterfaceTypes": ["interface"]},
-                    {"NetworkCardIndex": 1, **CARD},
-                    {"NetworkCardIndex": 2, **CARD},
-                ],
-            },
-            ("interface", "efa-only", "efa-only"),
-        ),
-        # i7ie: two cards, one EFA.
-        (
-            {
-                "EfaSupported": True,
-                "EfaInfo": {"MaximumEfaInterfaces": 1},
-                "NetworkCards": [{"NetworkCardIndex": 0, **CARD}, {"NetworkCardIndex": 1, **CARD}],
-            },
-            ("efa",),
-        ),
-    ],
-)
+@rows("network, cards", "ec2_refusals.efa_has_an_interface_on_each_network_card")
 def test_efa_has_an_interface_on_each_network_card(
-    network: dict[str, Any], cards: tuple[str, ...]
+    network: dict[str, Any], cards: list[str]
 ) -> None:
     class Described(Offering):
         def list_instance_types(self, names: Iterable[str]) -> dict[str, InstanceType]:
@@ -238,7 +198,8 @@ def test_efa_has_an_interface_on_each_network_card(
             row = {"InstanceType": "p4d.24xlarge", "VCpuInfo": {"DefaultVCpus": 96}}
             return [{**row, "NetworkInfo": network}]
 
-    assert Described("us-east-1").list_instance_types(["p4d.24xlarge"])["p4d.24xlarge"].efa == cards
+    found = Described("us-east-1").list_instance_types(["p4d.24xlarge"])
+    assert list(found["p4d.24xlarge"].efa) == cards
 
 
 def test_several_network_cards_need_private_workers() -> None:
@@ -594,39 +555,12 @@ OPEN: dict[str, Any] = {"private": False, "vpc": ""}
 HIDDEN: dict[str, Any] = {"instance_connect": True}
 
 
-@pytest.mark.parametrize(
-    ("subnet", "cloud", "said", "hint"),
-    [
-        (["gone"], OPEN, "no subnet 'gone' in us-east-1", "describe-subnets` lists them"),
-        (["public_far"], {}, "public_far is in vpc-2, not in vpc-1", "correct --subnet or --vpc"),
-        ([], {"vpc": "vpc-9"}, "vpc-9 has no subnet in us-east-1", "describe-vpcs` lists them"),
-        (
-            ["public", "public_far"],
-            OPEN,
-            "--subnet public,public_far: they are in different VPCs (vpc-1, vpc-2)",
-            "name subnets of one VPC",
-        ),
-        (["public_theirs"], OPEN, "public_theirs belongs to cluster lab-2", "another --subnet"),
-        (["public_shut"], OPEN, "public_shut is closed to the internet by", "another --subnet"),
-        (["closed"], OPEN, "closed has no route to an internet gateway", "another --subnet"),
-        (["closed_off"], HIDDEN, "VPC Block Public Access (block-bidirectional)", "--subnet"),
-        (["lost"], HIDDEN, "lost has no route to the internet", "choose another --subnet"),
-        (["bare"], HIDDEN, "bare has no route to the internet", "choose another --subnet"),
-        (
-            ["closed", "public_a"],
-            {},
-            "closed which is in us-east-1a without a usable public subnet beside it; public_a which"
-            " is in us-east-1b without a usable closed subnet beside it",
-            "name both: --subnet PUBLIC,CLOSED",
-        ),
-        (["public"], HIDDEN, "public has a route to an internet gateway", "another --subnet"),
-    ],
-)
+@rows("subnet, cloud, said, hint", "ec2_refusals.a_subnet_that_cannot_hold_the_cluster_is_refused")
 def test_a_subnet_that_cannot_hold_the_cluster_is_refused(
-    subnet: list[str], cloud: dict[str, Any], said: str, hint: str
+    subnet: list[str], cloud: str, said: str, hint: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        named(*subnet, **cloud)
+        named(*subnet, **{"open": OPEN, "hidden": HIDDEN, "wrong": {"vpc": "vpc-9"}}.get(cloud, {}))
     assert said in caught.value.message
     assert hint in caught.value.hint
 
