@@ -52,17 +52,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("verb", "key"),
-    [
-        *(("run", key) for key in ("m", "emit", "interactive")),
-        ("launch", "m"),
-        ("gc", "adopt"),
-        *(("ssh-config", key) for key in ("remove", "print")),
-        ("init", "print"),
-        *(("run", key) for key in ("sweep", "array")),
-    ],
-)
+@rows("verb, key", "config.what_a_command_does_is_no_setting")
 @pytest.mark.parametrize("where", ["table", "general"])
 def test_what_a_command_does_is_no_setting(where: str, verb: str, key: str, call: Call) -> None:
     """`[run] m = "ok"` would make an argument of the SCRIPT of every command line."""

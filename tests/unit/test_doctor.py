@@ -690,19 +690,9 @@ def cut(line: str, *more: str) -> Evidence:
     return found
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (f"silent 1 {WORKER_1}:7530 02 00000003", "it tries to connect to port 30000 of worker-1"),
-        (f"silent 1 {WORKER_1}:7530 01 0000000A", "its connection to port 30000 of worker-1"),
-        (
-            f"silent 1 0000000000000000FFFF0000{WORKER_1}:7530 02 00000001",
-            "it tries to connect to port 30000 of worker-1",
-        ),
-    ],
-)
+@rows("line, said", "doctor.a_firewall_that_lets_only_ssh_pass")
 def test_a_firewall_that_lets_only_ssh_pass(line: str, said: str) -> None:
-    found = cut(line, "peer worker-1 ok")
+    found = cut(line.format(worker=WORKER_1), "peer worker-1 ok")
     [finding] = causes.judge(found)
     assert (finding.kind, finding.ranks, finding.serious) == ("network", (1,), True)
     assert finding.nodes == ("worker-2", "worker-1")

@@ -34,28 +34,13 @@ def wish(*groups: NodeGroup, **cloud: object) -> ClusterSpec:
     )
 
 
-@pytest.mark.parametrize(
-    ("counts", "present", "numbers"),
-    [
-        ([("g4dn", 2)], {}, [(1, 2)]),
-        ([("g4dn", 3)], dict.fromkeys(range(1, 9), "g4dn.xlarge"), [(1, 2, 3)]),
-        ([("g4dn", 5)], dict.fromkeys((1, 2, 3), "g4dn.xlarge"), [(1, 2, 3, 4, 5)]),
-        # Growing the first group leaves the second alone, and the other way round.
-        (
-            [("g4dn", 2), ("g4ad", 2)],
-            {1: "g4dn.xlarge", 2: "g4ad.xlarge", 3: "g4ad.xlarge"},
-            [(1, 4), (2, 3)],
-        ),
-        # A lost worker's number is taken again; another type is another machine.
-        ([("g4dn", 3)], {1: "g4dn.xlarge", 3: "g4dn.xlarge"}, [(1, 3, 2)]),
-        ([("g5", 1)], {1: "g4dn.xlarge"}, [(1,)]),
-    ],
-)
+@rows("counts, present, numbers", "ec2.workers_keep_their_numbers")
 def test_workers_keep_their_numbers(
-    counts: list[tuple[str, int]], present: dict[int, str], numbers: list[tuple[int, ...]]
+    counts: list[tuple[str, int]], present: list[str], numbers: list[list[int]]
 ) -> None:
     groups = [NodeGroup(count=count, family=family) for family, count in counts]
-    assert list(spec.number_workers(groups, present)) == numbers
+    there = {n: f"{family}.xlarge" for n, family in enumerate(present, start=1) if family}
+    assert [list(some) for some in spec.number_workers(groups, there)] == numbers
 
 
 def test_disks_differ_only_where_nobody_said_how_large() -> None:

@@ -59,20 +59,9 @@ def test_machines_that_run_are_never_replaced(changed: ClusterSpec, said: str) -
     spec.check_kept(changed, machines, {})
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (wish(disk=60), "--disk cannot be changed now"),
-        (wish(spot=True), "--spot cannot be changed now"),
-        (wish(efa=True), "--efa cannot be changed now"),
-        (wish(private=True), "--private cannot be changed now"),
-        (wish(vpc="vpc-1"), "--vpc cannot be changed now"),
-        (wish(subnet=("subnet-1",)), "--subnet cannot be changed now"),
-        (wish(zones=("us-east-1b",)), "are running in us-east-1a and cannot move"),
-    ],
-)
+@rows("changes, said", "ec2_update_rules.what_would_replace_machines_is_refused")
 def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(
-    changed: ClusterSpec, said: str
+    changes: dict[str, Any], said: str
 ) -> None:
     """Else the answer would be about a network or a zone that they are not in."""
 
@@ -84,8 +73,9 @@ def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(
             return [instance("launcher")]
 
     made = replace(cluster(wish()), nodes=(node("launcher"),))
+    changed = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
     with pytest.raises(UsageError, match=said) as caught:
-        preflight.survey_cluster(There("us-east-1"), changed, made, print)
+        preflight.survey_cluster(There("us-east-1"), wish(**changed), made, print)
     assert "clusterctl down lab" in caught.value.hint
     here = wish(zones=("us-east-1b", "us-east-1a"))
     spec.check_settings(here, made, "us-east-1a")

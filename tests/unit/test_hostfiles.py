@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.model import Node, Role
+from clusterctl.core.model import Node
 from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import parse_hosts
-from tests.unit.tables import read_rows
+from tests.unit.tables import read_rows, rows
 
 
 def said(node: Node) -> tuple[str, str, str, int, int, str]:
@@ -33,18 +33,11 @@ def test_our_own_lines() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "roles"),
-    [
-        ("a\nb", [("a", Role.BOTH), ("b", Role.WORKER)]),
-        ("a\nb role=launcher", [("b", Role.LAUNCHER), ("a", Role.WORKER)]),
-    ],
-    ids=["no launcher", "a launcher"],
-)
+@rows("text, roles", "hostfiles.the_first_host_does_both")
 def test_the_first_host_does_both_unless_there_is_a_launcher(
-    text: str, roles: list[tuple[str, Role]]
+    text: str, roles: list[list[str]]
 ) -> None:
-    assert [(node.name, node.role) for node in parse_hosts(text, "h")] == roles
+    assert [[node.name, node.role] for node in parse_hosts(text, "h")] == roles
 
 
 def test_an_open_mpi_hostfile() -> None:

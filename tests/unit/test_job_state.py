@@ -154,34 +154,15 @@ SKIPS = note(
 HANGING = "hung: no rank printed anything for 600 s"
 
 
-@pytest.mark.parametrize(
-    ("notes", "where"),
-    [
-        (
-            (REDUCES, SKIPS),
-            "rank 1 on worker-2 at skip, train.py:9, sleeping, while rank 0 waiting in"
-            " all_reduce at train.py:12",
-        ),
-        ((REDUCES, REDUCES), "ranks 0, 1 waiting in all_reduce at train.py:12"),
-        (
-            (REDUCES, note("process 8 (a b) T 1", "why a b is not a Python program")),
-            "rank 1 on worker-2 stopped by SIGSTOP or a debugger, while rank 0 waiting in"
-            " all_reduce at train.py:12",
-        ),
-        (
-            (note("process 8 (python) D 1"), REDUCES),
-            "rank 0 on worker-1 waiting for a disk or a network file system, while rank 1 waiting"
-            " in all_reduce at train.py:12",
-        ),
-        ((note("why no py-spy"),) * 2, "no stack of ranks 0, 1: no py-spy"),
-        (("bm90IGd6aXA=", "!"), "no stack of ranks 0, 1: py-spy did not answer in time"),
-    ],
-)
-def test_where_the_ranks_of_an_attempt_stood_that_hung(notes: tuple[str, str], where: str) -> None:
+@rows("notes, where", "job_state.where_the_ranks_of_an_attempt_stood_that_hung")
+def test_where_the_ranks_of_an_attempt_stood_that_hung(notes: list[Any], where: str) -> None:
     """The one that stood elsewhere is named, with its node and line. The attempt is kept when the
     next one runs, and is its reason."""
     lines = ["running 10 1", "hung 11 600"]
-    lines += [f"stack 12 {rank} {note}" for rank, note in enumerate(notes)]
+    known = {"reduces": REDUCES, "skips": SKIPS}
+    for rank, said in enumerate(notes):
+        written = known.get(said, said) if isinstance(said, str) else note(*said)
+        lines.append(f"stack 12 {rank} {written}")
     lines += ["launcher 13 137", "started 14 2"]
     ended = verdict.judge(job(), "\n".join([*lines, "ended 15"]))
     assert (ended.state, ended.reason) == (JobState.FAILED, f"{HANGING}; {where}")
@@ -244,20 +225,11 @@ def test_what_ssh_says_is_said_where_nobody_knows_better() -> None:
     assert found.reason == "lost worker-2: no answer when the job ended"
 
 
-@pytest.mark.parametrize(
-    ("facts", "state"),
-    [
-        (("launcher 30 0", "node 20 worker-1 restarted"), JobState.SUCCEEDED),
-        (("launcher 30 1", "node 20 worker-1 restarted"), JobState.FAILED),
-        (("launcher 30 1", "hung 20 600"), JobState.FAILED),
-        (("launcher 30 0", "hung 20 600"), JobState.SUCCEEDED),
-        (("launcher 30 1",), JobState.SUCCEEDED),
-    ],
-)
+@rows("facts, state", "job_state.ranks_that_all_ended_well_have_succeeded")
 def test_ranks_that_all_ended_well_have_succeeded_unless_something_came_over_them(
-    facts: tuple[str, ...], state: JobState
+    facts: list[str], state: str
 ) -> None:
-    assert ended(*facts, "exit 29 0 0 1", "exit 29 1 0 1").state is state
+    assert ended(*facts, "exit 29 0 0 1", "exit 29 1 0 1").state == state
 
 
 def test_ranks_of_batch_jobs_are_named_where_they_are_few() -> None:

@@ -44,20 +44,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("script", "kind", "target", "source"),
-    [
-        ("train.py", ProgramKind.PYTHON, "train.py", ""),
-        ("./train.py", ProgramKind.PYTHON, "train.py", ""),
-        ("pkg/train.py", ProgramKind.PYTHON, "train.py", ""),
-        ("a b.py", ProgramKind.PYTHON, "a b.py", ""),
-        ("hello.c", ProgramKind.SOURCE, "./hello", "hello.c"),
-        ("sim.cpp", ProgramKind.SOURCE, "./sim", "sim.cpp"),
-        ("tool", ProgramKind.BINARY, "./tool", ""),
-        ("./tool", ProgramKind.BINARY, "./tool", ""),
-    ],
-)
-def test_kinds(script: str, kind: ProgramKind, target: str, source: str, here: Path) -> None:
+@rows("script, kind, target, source", "program.kinds")
+def test_kinds(script: str, kind: str, target: str, source: str, here: Path) -> None:
     args = ("--flag", "a b", "")
     for path in (script, str(here / script)):
         found = resolve_program(path, args)
@@ -128,28 +116,13 @@ def test_a_batch_script_starts_where_the_user_stands(
         assert prepared.plan.argv == ("sbatch", "--parsable", words[-1])
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "target", "args"),
-    [
-        ("nvidia-smi -L", ProgramKind.COMMAND, "nvidia-smi", ("-L",)),
-        ("/bin/echo", ProgramKind.COMMAND, "/bin/echo", ()),
-        ("python -c pass", ProgramKind.COMMAND, "python", ("-c", "pass")),
-        ("python3", ProgramKind.COMMAND, "python3", ()),
-        ("python train.py 1", ProgramKind.PYTHON, "train.py", ("1",)),
-        ("python3 -u train.py", ProgramKind.PYTHON, "train.py", ()),
-        ("python -m pkg.train 1", ProgramKind.MODULE, "pkg.train", ("1",)),
-        ("train.py 1", ProgramKind.PYTHON, "train.py", ("1",)),
-        ("./tool", ProgramKind.BINARY, "./tool", ()),
-        ("hello.c", ProgramKind.SOURCE, "./hello", ()),
-        ("reduce_all.py", ProgramKind.PYTHON, "reduce_all.py", ()),
-    ],
-)
+@rows("words, kind, target, args", "program.a_command_of_the_nodes")
 def test_a_command_of_the_nodes(
-    words: str, kind: ProgramKind, target: str, args: tuple[str, ...], here: Path
+    words: str, kind: str, target: str, args: list[str], here: Path
 ) -> None:
     """`run -- WORDS`; Python's words mean what they say without `--`, too."""
     found = resolve_command(words.split()).program
-    assert (found.kind, found.target, found.args) == (kind, target, args)
+    assert (found.kind, found.target, list(found.args)) == (kind, target, args)
     if words.startswith("python ") or words.startswith("python3 "):
         first, *rest = words.split()
         assert resolve_program(first, tuple(rest)).program == found
@@ -347,20 +320,7 @@ def test_a_backend_that_no_program_asks_for_is_said(
     assert (f"--backend {backend}" in note) == noted
 
 
-@pytest.mark.parametrize(
-    ("words", "files", "may"),
-    [
-        ("train.py", {"train.py": "import torch\n"}, False),
-        ("train.py", {"train.py": "import helpers\n", "helpers.py": "import mpi4py\n"}, True),
-        ("-- python -c 'import mpi4py'", {}, True),
-        ("-m pkg.train", {"pkg/train.py": "import torch\n"}, False),
-        ("-m installed", {}, True),
-        ("solver.c", {"solver.c": "#include <mpi.h>\n"}, True),
-        ("solver.c", {"solver.c": "int main(void) { return 0; }\n"}, False),
-        ("-- solver", {}, True),
-        (BUNDLED, {}, True),
-    ],
-)
+@rows("words, files, may", "program.which_programs_may_use_mpi")
 def test_which_programs_may_use_mpi(
     words: str, files: dict[str, str], may: bool, here: Path
 ) -> None:

@@ -46,24 +46,12 @@ def test_a_network_is_one_of_ipv4(said: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("body", "address", "why"),
-    [
-        (b" 203.0.113.7\n", "203.0.113.7", ""),
-        (
-            b"2001:db8::7",
-            "",
-            "2001:db8::7 is an IPv6 address, and clusters on EC2 have no IPv6 addresses",
-        ),
-        (b"<html>", "", "'<html>' does not appear to be"),
-        (b"203.0.113.7".ljust(100) + b"what is beyond is not read", "203.0.113.7", ""),
-    ],
-)
+@rows("body, address, why", "ssh_cidr.our_address_is_one_ipv4_address")
 def test_our_address_is_one_ipv4_address(
-    body: bytes, address: str, why: str, monkeypatch: pytest.MonkeyPatch
+    body: str, address: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`2001:db8::7/32` would be the network of a whole provider."""
-    with answering(repeat(body)) as place:
+    with answering(repeat(body.encode())) as place:
         monkeypatch.setattr(ec2_network, "WHO_AM_I", place)
         if address:
             assert ec2_network.ask_my_address() == address

@@ -66,23 +66,11 @@ def test_pip_is_asked_for_the_pytorch_of_the_accelerator() -> None:
     assert "torch==2.13.0" in bootstrap.list_pins(machine(Accelerator.NVIDIA))
 
 
-@pytest.mark.parametrize(
-    ("runtime", "accelerator", "recipe", "names"),
-    [
-        (Runtime.HOST, Accelerator.NONE, "", "authorize venv"),
-        (Runtime.HOST, Accelerator.NVIDIA, "", "authorize venv docker nvidia"),
-        (Runtime.DOCKER, Accelerator.NONE, "", "docker image container"),
-        (Runtime.DOCKER, Accelerator.NONE, "cpu", "docker base wheels build container"),
-        (Runtime.DOCKER, Accelerator.NVIDIA, "", "docker nvidia image container versions"),
-        (Runtime.DOCKER, Accelerator.AMD, "", "docker amd image container kernel"),
-    ],
-)
-def test_steps_of_a_node(
-    runtime: Runtime, accelerator: Accelerator, recipe: str, names: str
-) -> None:
-    of = machine(accelerator)
+@rows("runtime, accelerator, recipe, names", "steps.steps_of_a_node")
+def test_steps_of_a_node(runtime: str, accelerator: str, recipe: str, names: str) -> None:
+    of = machine(Accelerator(accelerator))
     box = built(recipe) if recipe else container()
-    found = chosen(of, runtime, box)
+    found = chosen(of, Runtime(runtime), box)
     names = f"boot upgrades deadline idle hosts secrets {names}"
     assert [step.name for step in found] == names.split()
     assert all(step.what for step in found)
@@ -91,8 +79,8 @@ def test_steps_of_a_node(
         Mesh(key=KEY, nodes=(of,), host_keys={of.name: KEY.public}),
         pythons=["/opt/python"],
         steps=found,
-        files=box.list_files(of) if runtime is Runtime.DOCKER else None,
-        inside=bootstrap.enter_container(box if runtime is Runtime.DOCKER else None),
+        files=box.list_files(of) if runtime == "docker" else None,
+        inside=bootstrap.enter_container(box if runtime == "docker" else None),
     ).decode()
     done = subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -114,21 +114,10 @@ def site(system: str) -> Cluster:
     return cluster(node("login", "10.0.0.9", role=Role.LOGIN), provider=system)
 
 
-@pytest.mark.parametrize(
-    ("where", "changes", "option"),
-    [
-        (cluster(), {"ranks": 4}, "--ranks"),
-        (cluster(), {"retries": 1}, "--retries"),
-        (cluster(), {"launcher": "torchrun"}, "--launcher torchrun"),
-        (site("slurm"), {"launcher": "auto", "nodes": 2}, "--nodes"),
-        (site("slurm"), {"launcher": "auto", "timeout": 5.0}, "--timeout"),
-        (site("slurm"), {"launcher": "auto", "ranks": 2}, "--ranks"),
-        (site("slurm"), {"launcher": "srun"}, "--launcher srun"),
-    ],
-)
-def test_a_point_is_one_process(where: Cluster, changes: dict[str, object], option: str) -> None:
+@rows("where, changes, option", "sweeps.a_point_is_one_process")
+def test_a_point_is_one_process(where: str, changes: dict[str, object], option: str) -> None:
     with pytest.raises(UsageError, match=f"{option} cannot be combined with --sweep or --array"):
-        planned(where, array="0-3", **changes)
+        planned(site(where) if where else cluster(), array="0-3", **changes)
 
 
 @rows("system, changes, lines", "sweeps.a_batch_system_is_given_an_array")

@@ -358,27 +358,15 @@ def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:
 G4DN, LARGE = NodeGroup(count=8, family="g4dn"), NodeGroup(count=3, instance_type="c6i.large")
 
 
-@pytest.mark.parametrize(
-    ("wished", "expected"),
-    [
-        ([NodeGroup(count=0, family="g4dn")], [8]),
-        ([NodeGroup(count=0, instance_type="g4dn.xlarge")], [8]),  # that is the family's
-        ([NodeGroup(count=0, family="cpu", instance_type="c6i.large")], [3]),
-        (
-            [NodeGroup(count=1, family="g4dn"), NodeGroup(count=0, instance_type="c6i.large")],
-            [1, 3],
-        ),
-        ([NodeGroup(count=0, family="g5")], [2]),
-    ],
-)
+@rows("wished, expected", "up.a_group_without_a_number_has_as_many_as_there_are")
 def test_a_group_without_a_number_has_as_many_as_there_are(
-    wished: list[NodeGroup], expected: list[int]
+    wished: list[dict[str, Any]], expected: list[int]
 ) -> None:
     old = lab()
     old = replace(old, spec=replace(old.spec, groups=(G4DN, LARGE)))
-    spec = replace(old.spec, groups=tuple(wished))
+    spec = replace(old.spec, groups=tuple(NodeGroup(**group) for group in wished))
     assert [group.count for group in up_plan.complete(spec, old).groups] == expected
-    fresh = [group.count or 2 for group in wished]
+    fresh = [group["count"] or 2 for group in wished]
     assert [group.count for group in up_plan.complete(spec, None).groups] == fresh
 
 
@@ -442,24 +430,7 @@ def test_machines_that_cannot_be_asked_about_are_not_passed_over() -> None:
     assert "`clusterctl down lab` removes it" in told
 
 
-DDP = "torch.distributed.init_process_group()"
-
-
-@pytest.mark.parametrize(
-    ("files", "suggested"),
-    [
-        ({"train.py": "", "main.py": "", "ddp.py": DDP}, "train.py"),
-        (
-            {"utils.py": "def f(): ...", "setup.py": DDP, "test_ddp.py": DDP, "fit.py": DDP},
-            "fit.py",
-        ),
-        ({"a.py": DDP, "b.py": f"{DDP}\nif __name__ == '__main__': ..."}, "b.py"),
-        ({"train_gpt.py": "", "model.py": "import torch"}, "train_gpt.py"),
-        ({"ring.c": "MPI_Init(0, 0);", "notes.c": ""}, "ring.c"),
-        ({"utils.py": "def f(): ...", "readme.md": DDP}, ""),
-        ({}, ""),
-    ],
-)
+@rows("files, suggested", "up.the_program_of_a_folder")
 def test_the_program_of_a_folder(files: dict[str, str], suggested: str, tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)

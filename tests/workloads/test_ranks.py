@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.unit.tables import rows
@@ -34,49 +36,14 @@ SRUN = {
 AGENT_UNDER_MPIRUN = {**MPIRUN, "OMPI_COMM_WORLD_RANK": "0"}
 STEP_ONE = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "5"}
 ALLOCATION = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+LAUNCHERS = {"torchrun": TORCHRUN, "mpirun": MPIRUN, "srun": SRUN}
+LAUNCHERS |= {"an agent under mpirun": AGENT_UNDER_MPIRUN, "an allocation": ALLOCATION}
 
 
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        pytest.param({}, Ranks(0, 1, 0, 1, "none"), id="nothing"),
-        pytest.param(TORCHRUN, Ranks(3, 4, 1, 2, "torchrun"), id="torchrun"),
-        pytest.param(MPIRUN, Ranks(2, 3, 0, 1, "mpirun"), id="mpirun"),
-        pytest.param(SRUN, Ranks(5, 6, 1, 2, "srun"), id="srun"),
-        pytest.param(
-            {**AGENT_UNDER_MPIRUN, **TORCHRUN},
-            Ranks(3, 4, 1, 2, "torchrun"),
-            id="torchrun started by mpirun, whose rank is 0 everywhere",
-        ),
-        pytest.param(
-            {**ALLOCATION, **MPIRUN},
-            Ranks(2, 3, 0, 1, "mpirun"),
-            id="mpirun in a Slurm job, whose rank is 0 everywhere",
-        ),
-        pytest.param(
-            {**SRUN, "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "64"},
-            Ranks(5, 6, 1, 2, "srun"),
-            id="a step smaller than its job",
-        ),
-        pytest.param(
-            {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"},
-            Ranks(1, 2, 1, 2, "srun"),
-            id="the least that Slurm says",
-        ),
-        pytest.param(
-            {**MPIRUN, "CLUSTERCTL_WORLD_SIZE": "3", "WORLD_SIZE": "3"},
-            Ranks(2, 3, 0, 1, "mpirun"),
-            id="as many as meant",
-        ),
-        pytest.param(
-            {**TORCHRUN, "CLUSTERCTL_WORLD_SIZE": "2"},
-            Ranks(3, 4, 1, 2, "torchrun"),
-            id="a wrapper that counted the torchruns",
-        ),
-    ],
-)
-def test_discovery(env: dict[str, str], expected: Ranks) -> None:
-    assert discover(env) == expected
+@rows("base, more, expected", "ranks.discovery")
+def test_discovery(base: list[str], more: dict[str, str], expected: list[Any]) -> None:
+    env = dict(item for name in base for item in LAUNCHERS[name].items())
+    assert discover(env | more) == Ranks(*expected)
 
 
 @rows("env, says", "ranks.discovery_refuses")
