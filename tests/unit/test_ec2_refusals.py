@@ -480,7 +480,6 @@ class Region(Api):
         ways: dict[str, dict[str, str]] = {
             "public": {"GatewayId": "igw-1"},
             "closed": {"NatGatewayId": "nat-1"},
-            "wide": {"CoreNetworkArn": WAN},
             "lost": {"EgressOnlyInternetGatewayId": "eigw-1"},
         }
         elsewhere = {
@@ -513,9 +512,6 @@ class Region(Api):
                 if id != "bare"
             ),
         ]
-
-
-WAN = "arn:aws:networkmanager::123456789012:core-network/core-network-0123456789abcdef0"
 
 
 def choose(machines: int, *there: str, **free: int) -> dict[str, ZoneSubnets]:
