@@ -21,17 +21,9 @@ from clusterctl.jobs.submit import make_node_files
 from clusterctl.launch import launcher
 from tests.conftest import Need
 from tests.unit.making import cluster, job, node, program, request, spec
+from tests.unit.tables import read_rows
 
-WEIRD = [
-    "two words",
-    "it's",
-    'a "b" $HOME `id` \\',
-    "-dash",
-    "line\nbreak",
-    "ü; exit 3",
-    "%j",
-    "#$",
-]
+WEIRD = read_rows("batch_systems", "weird")
 PLAIN = "/home/u/.clusterctl/lab"
 
 

@@ -12,30 +12,13 @@ import pytest
 from tests.conftest import Need
 from tests.e2e.cli import STUBBORN, Cli, of_job, wait_for
 from tests.terminal import Terminal
+from tests.unit.tables import read_rows
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
 WHO = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)"
 
-ARGUMENTS = [
-    "plain",
-    "two words",
-    "",
-    "it's",
-    'a "quoted" word',
-    "$HOME `id` $(id) ${PATH}",
-    "back\\slash",
-    "new\nline",
-    "tab\there",
-    "--ranks",
-    "-n",
-    "*",
-    "semi;colon & more | less > out",
-    "ünï–çødé",
-    " ",
-    "=",
-    "%s {{ braces }} {% raw %}",
-]
+ARGUMENTS = read_rows("run", "arguments")
 
 
 def test_each_stream_is_tagged_and_goes_where_it_belongs(cli: Cli) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Need
 from tests.e2e.cli import Cli
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -52,15 +52,7 @@ def repo(cli: Cli, need: Need) -> Path:
     return folder
 
 
-STAGED = [
-    ".gitignore",
-    "README.md",
-    "kept.bin",
-    "link.txt",
-    "sub dir/deep/it's; a $file",
-    "sub dir/notes.txt",
-    "tools/list.py",
-]
+STAGED = read_rows("staging", "staged")
 
 
 @rows("where, script, folder", "staging.a_git_work_tree_travels_by_gits_own_rules")

@@ -16,7 +16,7 @@ from clusterctl.machines import networks
 from clusterctl.machines.local import layout, nodes
 from clusterctl.machines.local.layout import Server
 from clusterctl.machines.local.provider import LocalProvider
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 
 
 @rows("keep, expected", "decisions.what_nodes_do_not_see")
@@ -120,17 +120,7 @@ def test_the_configuration_is_strict(tmp_path: Path) -> None:
     lines = layout.render_config(
         place, site.make_tag("worker-1"), listen, Server("", (9, 2), "a@b")
     ).splitlines()
-    for expected in (
-        "ListenAddress 198.18.5.2:22",
-        "ListenAddress 127.0.0.1:22",
-        "AuthenticationMethods publickey",
-        "PasswordAuthentication no",
-        "KbdInteractiveAuthentication no",
-        "PermitRootLogin prohibit-password",
-        "UsePAM no",
-        'AllowUsers "a?b"',
-        "MaxStartups 200",
-    ):
+    for expected in read_rows("decisions", "the_configuration_is_strict"):
         assert expected in lines
     keys = [line for line in lines if line.startswith("AuthorizedKeysFile")]
     assert keys[0].endswith(r'/a \"b\" 100%%/nodes/worker-1/etc/authorized_keys"')

@@ -22,7 +22,7 @@ from clusterctl.jobs.fetch import get_linked
 from clusterctl.transport.ssh import SshTransport
 from tests.e2e.cli import wait_for
 from tests.transport.lab import Relay, Sshd
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 
 pytestmark = pytest.mark.sshd
 
@@ -430,12 +430,7 @@ def test_hostile_node(
 def test_stream_that_is_cut_short(start_sshd: Callable[..., Sshd], tmp_path: Path) -> None:
     """The node says 5 bytes and sends 3; it says folder and sends no archive; it says no size."""
     script = tmp_path / "short.py"
-    for name, header, words in (
-        ("file", "file 644 5 0", "3 of 5 bytes"),
-        ("folder", "folder", "archive is damaged"),
-        ("neither", "file", "the node sent nothing"),
-        ("letters", "file -rw-r--r-- 5", "the node sent nothing"),
-    ):
+    for name, header, words in read_rows("copy", "stream_that_is_cut_short"):
         text = re.sub(r"with tarfile.*", "os.write(1, b'abc')", HOSTILE, flags=re.DOTALL)
         script.write_text(text.replace('"folder"', repr(header)))
         server = start_sshd(name, f"ForceCommand {sys.executable} {script}\n")

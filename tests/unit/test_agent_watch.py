@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.watch import FASTEST, MUCH, STREAMING, Pace, follow
+from tests.unit.tables import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -134,14 +135,7 @@ def test_much_output_of_many_ranks_comes_in_parts(job: Path, follower: Follower)
 
 
 def test_where_it_goes_on_and_what_is_none_of_its_files(job: Path, follower: Follower) -> None:
-    for name in (
-        "rank-1.out",
-        "rank-11.out",
-        "rank-1.err",
-        "agent-1.out",
-        "mine.out",
-        "rank-1.pid",
-    ):
+    for name in read_rows("agent_watch", "where_it_goes_on_and_what_is_none_of_its_files"):
         (job / "out" / name).write_text("0123456789")
     (job / "out" / "rank-2.out").write_text("cut off")
     follower.ask(0, {"out/rank-11.out": 9, "out/rank-1.out": 4, "out/rank-2.out": 500})

@@ -26,7 +26,7 @@ from clusterctl.launch.launcher import Request
 from clusterctl.options.values import SNAPSHOTS
 from tests.unit.making import cluster, job, request, spec
 from tests.unit.scripts import WEIRD, place_agent, until
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 
 
 def test_command_line_keeps_words() -> None:
@@ -181,11 +181,7 @@ def test_points_of_a_sweep_are_not_restored() -> None:
 
 
 def test_a_resumed_job_looks_for_what_its_arguments_name() -> None:
-    for text, files, folders in (
-        ("--from {snapshot}", True, False),
-        ("--from {folder}", False, True),
-        ("--resume", False, False),
-    ):
+    for text, files, folders in read_rows("direct", "a_resumed_job_looks_for_what_its_arguments"):
         told = planned(resume_args=text)["resume"]
         assert (told["files"], told["folders"], told["resumes"]) == (files, folders, 0)
         assert told["nothing"].format(whole="whole ") == (

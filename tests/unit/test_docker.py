@@ -20,7 +20,7 @@ from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import build_archive, find_supported
 from clusterctl.machines.docker.provider import DockerProvider
 from clusterctl.options.values import indices
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 
 SUBNET = IPv4Network("198.18.5.0/24")
 
@@ -112,19 +112,7 @@ def test_create_argv() -> None:
     two = containers.NodePlan("worker-1", 1, "img:1", ("0", "2"), Accelerator.NVIDIA)
     argv = create(two)
     text = " ".join(argv)
-    for words in (
-        "create --name lab-1a2b-worker-1 --hostname worker-1 --network lab-1a2b",
-        "--ip 198.18.5.2",
-        "--init --restart unless-stopped",
-        "--shm-size 8g",
-        "--label clusterctl.cluster=lab-1a2b",
-        "--label clusterctl.node=worker-1",
-        "--ulimit memlock=-1 --cap-add IPC_LOCK --cap-add SYS_RESOURCE --cap-add SYS_PTRACE",
-        '--gpus "device=0,2"',
-        "--env SLOTS=2",
-        "--entrypoint /bin/sh img:1 -c",
-        "exec /bin/sh /usr/local/lib/clusterctl/entrypoint.sh",
-    ):
+    for words in read_rows("docker", "create_argv"):
         assert words in text, words
     assert "clusterctl.folder=/x y" in argv
     for never in ("--privileged", "--network=host", "--volume", "--publish", "SYS_ADMIN"):

@@ -19,6 +19,7 @@ import pytest
 
 from clusterctl.core.model import NodeFacts, Python
 from clusterctl.machines import facts
+from tests.unit.tables import read_rows
 
 CASES = sorted((Path(__file__).resolve().parents[1] / "cases" / "facts").glob("*.json"))
 
@@ -145,12 +146,7 @@ def ask_python(python: str) -> Python:
 def test_packages_are_found_however_they_were_installed(tmp_path: Path) -> None:
     """By pip, by distutils as Debian's are, as an egg, from a checkout; and one that is broken."""
     about = "Metadata-Version: 2.1\nName: {}\nVersion: {}\nSummary: Name: no\n\nVersion: 9\n"
-    for path, name, version in (
-        ("site/By_Pip-1.0.dist-info/METADATA", "By.Pip", "1.0"),
-        ("site/PyYAML-5.3-py3.9.egg-info", "PyYAML", "5.3"),
-        ("site/linked.egg-info/PKG-INFO", "linked", "2.0+cpu"),
-        ("site/an.egg/EGG-INFO/PKG-INFO", "an", "3"),
-    ):
+    for path, name, version in read_rows("facts", "packages_are_found_however_they_were"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(about.format(name, version))
     (tmp_path / "site/broken-1.dist-info").mkdir()

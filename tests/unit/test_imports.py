@@ -13,19 +13,9 @@ from clusterctl.actions.common import open_store
 from clusterctl.cli import main
 from clusterctl.options.verbs import VERBS
 from tests.unit.making import cluster
+from tests.unit.tables import read_rows
 
-HEAVY = {
-    "torch",
-    "boto3",
-    "paramiko",
-    "fabric",
-    "jinja2",
-    "rich",
-    "cryptography",
-    "numpy",
-    "matplotlib",
-    "tensorboard",
-}
+HEAVY = set(read_rows("imports", "heavy"))
 
 
 def loaded(*arguments: str, cwd: Path) -> tuple[set[str], subprocess.CompletedProcess[str]]:

@@ -275,26 +275,8 @@ def test_a_script_that_starts_a_launcher_on_each_rank(
 
 CASES = Path(__file__).parents[1] / "cases" / "launchers"
 """One file for each version: `--a` has no value, `--a=` one, `--a==` two, `--a?` may have one."""
-FILES = {
-    "openmpi-4.1.4.txt": "mpirun",
-    "openmpi-5.0.11.txt": "mpirun",
-    "torch-2.13.0.txt": "torchrun",
-    "slurm-22.05.8.txt": "srun",
-    "accelerate-1.15.0.txt": "accelerate launch",
-    "deepspeed-0.19.8.txt": "deepspeed",
-    "horovod-0.28.1.txt": "horovodrun",
-}
-VALUES = {
-    "hostfile": "hosts",
-    "machinefile": "hosts",
-    "config-file": "accelerate.yaml",
-    "map-by": "slot",
-    "host": "worker-1",
-    "set-env": "A=1",
-    "x": "A=1",
-    "export": "A=1",
-    "include": "worker-1",
-}
+FILES = read_rows("launch_words", "files")
+VALUES = read_rows("launch_words", "values")
 """By the option's name: a value that makes sense; else a number."""
 PATHS = ("wdir", "wd", "chdir", "D")
 
@@ -388,18 +370,8 @@ def count_ranks(
     return " ".join(f"{name}:{number}" for name, number in placed)
 
 
-OWN_PER_NODE = (
-    "torchrun --nproc_per_node 2 t.py",
-    "deepspeed --num_gpus 2 t.py",
-    "mpirun -npernode 2 ./a",
-    "srun --ntasks-per-node=2 ./a",
-)
-NODES = (
-    "torchrun --nnodes 2 t.py",
-    "accelerate launch --num_machines 2 t.py",
-    "deepspeed --num_nodes 2 t.py",
-    "srun -N2 ./a",
-)
+OWN_PER_NODE = read_rows("launch_words", "own_per_node")
+NODES = read_rows("launch_words", "nodes")
 RANKS = ("accelerate launch --num_processes 4 t.py", "mpirun -np 4 ./a", "srun -n4 ./a")
 
 

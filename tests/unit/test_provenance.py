@@ -16,6 +16,7 @@ from clusterctl.project import tree
 from clusterctl.project import tree as project_tree
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, program, spec
+from tests.unit.tables import read_rows
 
 PLAN = LaunchPlan(argv=("mpirun", "-np", "2"), env={}, node_env={}, programs={}, files={})
 
@@ -116,15 +117,7 @@ def test_two_of_them_compared() -> None:
     assert compare.compare_provenance(one, one) == ()
 
 
-SECRETS = {
-    ".env": "HF_TOKEN=hf_first\n",
-    "keys/server.pem": "-----BEGIN CERTIFICATE-----\n",
-    "aws/credentials": "[default]\n",
-    "notes.txt": "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n",
-    "settings.py": 'API_KEY = "k-12345"\nrows = sorted(rows, key=len)\n',
-    "config.yaml": "password: correct-horse\nuser: ada\n",
-    "run.sh": "export WANDB_API_KEY=0123456789abcdef\ngit clone https://me:pw99@example.org/x\n",
-}
+SECRETS = read_rows("provenance", "secrets")
 
 
 def test_a_patch_keeps_no_secrets(tmp_path: Path) -> None:

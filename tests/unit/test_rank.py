@@ -26,33 +26,12 @@ from tests.unit.scripts import (
     seen_by_program,
     until,
 )
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 
 HOSTNAME = os.uname().nodename
-OMPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-}
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "none",
-    "RANK": "1",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "2",
-    "LOCAL_WORLD_SIZE": "1",
-    # torchrun was itself started by mpirun, as one process per node
-    "OMPI_COMM_WORLD_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_SIZE": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-}
-SLURM = {
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "0",
-    "SLURM_NTASKS": "2",
-    "SLURM_NTASKS_PER_NODE": "1",
-}
+OMPI = read_rows("rank", "ompi")
+TORCHRUN = read_rows("rank", "torchrun")
+SLURM = read_rows("rank", "slurm")
 
 
 class Rank:

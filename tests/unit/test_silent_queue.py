@@ -13,18 +13,9 @@ from clusterctl.core.job import JobState
 from tests.unit import batch_here
 from tests.unit.batch_here import Queue
 from tests.unit.calling import Call
+from tests.unit.tables import read_rows
 
-SILENCE = {
-    "slurm": (
-        "sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host",
-        "sinfo: error: fetch_config: DNS SRV lookup failed",
-        "sinfo: fatal: Could not establish a configuration source",
-    ),
-    "sge": (
-        "error: commlib error: can't find connection",
-        'error: unable to contact qmaster using port 6444 on host "head"',
-    ),
-}
+SILENCE = read_rows("silent_queue", "silence")
 
 
 @pytest.fixture(params=["slurm", "sge"])

@@ -19,6 +19,7 @@ from clusterctl.project.program import resolve_program
 from clusterctl.project.tree import END_OF_ARCHIVE, find_tree, write_archive
 from clusterctl.state.home import Home
 from tests.unit.making import job
+from tests.unit.tables import read_rows
 
 WEIRD = [
     b"two words",
@@ -543,10 +544,6 @@ def test_what_git_ignores_is_copied_where_it_is_included(tmp_path: Path) -> None
         "data/.DS",
     }
     assert more.size == tree.size + 20
-    for path, limit, message in (
-        ("data/nothing", 0, "no such file or folder"),
-        ("..", 0, "is not inside the staged folder"),
-        ("data", 12, "too large to copy"),
-    ):
+    for path, limit, message in read_rows("stage", "what_git_ignores_is_copied_where_it_is"):
         with pytest.raises(UsageError, match=message):
             project_tree.include(tree, (tmp_path / path,), limit)

@@ -6,33 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 from trainlib import mpi, rendezvous
 from trainlib.errors import StartError
 from trainlib.ranks import Ranks, discover, expand_counts, guess_rank
 
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "x",
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-}
-MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "3",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-}
-SRUN = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_NTASKS": "6",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
-}
+TORCHRUN = read_rows("ranks", "torchrun")
+MPIRUN = read_rows("ranks", "mpirun")
+SRUN = read_rows("ranks", "srun")
 AGENT_UNDER_MPIRUN = {**MPIRUN, "OMPI_COMM_WORLD_RANK": "0"}
 STEP_ONE = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "5"}
 ALLOCATION = {**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 from tests.workloads import making
 from tests.workloads.running import Programs
 from trainlib import augment, data, folders, images, models, readers
@@ -240,20 +240,7 @@ def test_a_wrong_index_or_folder_is_one_line(tmp_path: Path, programs: Programs)
     assert ended.err.count("\n") == 1
     assert "other" in ended.err
     path = tmp_path / "index.yaml"
-    for text, says in (
-        ("{", "is not valid YAML"),
-        ("just words", "classes, images and split are not in it"),
-        ("name: x", "`classes` is missing, or not a list"),
-        ("classes: [a]\nimages: {}\nsplit: {}", "`images` is missing, or not a list"),
-        ("classes: [a]\nimages: [x.png]\nsplit: {}", "image 0 has no `location` or no `label`"),
-        (
-            "classes: [a]\nimages: [{location: x, label: b}]\nsplit: {}",
-            "the label of image 0, 'b', is not a class",
-        ),
-        ("classes: [a]\nimages: []\nsplit: {training: 1}", "`training` of `split` is not a list"),
-        ("classes: [a]\nimages: []\nsplit: {training: [0]}", "names image 0, and there are 0"),
-        ("classes: [a]\nimages: []\nsplit: {training: [x]}", "names image 'x', and there are 0"),
-    ):
+    for text, says in read_rows("readers", "a_wrong_index_or_folder_is_one_line"):
         path.write_text(text)
         with pytest.raises(UsageError, match=says):
             folders.read_index(path)
