@@ -37,7 +37,6 @@ def test_a_deadline_is_enforced() -> None:
 
 KEY = base64.b64encode(b"one").decode()
 OTHER = base64.b64encode(b"two").decode()
-HASHED = "|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg="  # 192.168.1.61
 
 
 @rows("line, name, found", "pure.known_hosts_line")

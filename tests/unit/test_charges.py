@@ -316,12 +316,6 @@ def test_a_night_that_a_cluster_runs_through_belongs_to_two_days(store: Store) -
     assert [item.dollars for item in found.days if item.dollars] == [6.0, 2.0]
 
 
-EUROPE = "CET-1CEST,M3.5.0,M10.5.0/3"
-HAVANA = "CST5CDT,M3.2.0/0,M11.1.0/1"
-"""Summer time begins at midnight, which there is none of on that day."""
-LORD_HOWE = "<+1030>-10:30<+11>-11,M10.1.0,M4.1.0"
-
-
 @pytest.fixture
 def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     def put(name: str) -> None:

@@ -18,8 +18,6 @@ from tests.sim import hub as hubs
 from tests.sim.hub import Hub
 from tests.unit.tables import rows
 
-DIGEST = f"sha256:{'a' * 64}"
-
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:

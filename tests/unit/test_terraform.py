@@ -365,9 +365,6 @@ def test_a_process_that_takes_too_long_is_asked_and_then_killed(tmp_path: Path) 
     assert (ended.exit_code, took < 30) == (-9, True)
 
 
-STATE = {"version": 4, "resources": [{"mode": "managed", "type": "aws_vpc", "name": "this"}]}
-
-
 @rows("damaged", "terraform.a_damaged_state_is_not_taken_for_an_empty_one")
 def test_a_damaged_state_is_not_taken_for_an_empty_one(tmp_path: Path, damaged: str) -> None:
     tool = runner(tmp_path, "")

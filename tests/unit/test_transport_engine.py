@@ -11,7 +11,6 @@ from clusterctl.launch import network
 from tests.unit.making import node
 from tests.unit.tables import rows
 
-OFI = ("pml:ob1", "pml:cm", "mtl:ofi")
 CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"], "fabrics": ("efa",)}
 
 
