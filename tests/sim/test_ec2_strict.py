@@ -123,11 +123,6 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
         assert survey(api, vpc=vpc, zones=("us-east-1b",)).zones == ("us-east-1b",)
         lab.api.create_tags(Resources=[lab.subnet], Tags=[{"Key": TAG, "Value": "lab-1"}])
         for cloud, said in (
-            ({"subnet": ("subnet-0",)}, "no subnet 'subnet-0' in us-east-1"),
-            ({"vpc": "vpc-0"}, "vpc-0 has no subnet in us-east-1, or does not exist"),
-            ({"vpc": vpc, "subnet": (shut,)}, f"{shut} is in {closed}, not in {vpc}"),
-            ({"subnet": (in_a, shut)}, "they are in different VPCs"),
-            ({"subnet": (shut,)}, f"{shut} has no route to an internet gateway"),
             ({"vpc": closed}, f"no subnet of {closed} can hold the cluster: {shut} has no route"),
             ({"subnet": (lab.subnet,)}, f"{lab.subnet} belongs to cluster lab-1"),
             ({"subnet": (in_a,), "zones": ("us-east-1b",)}, f"{in_a} in us-east-1a"),
@@ -135,9 +130,6 @@ def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> 
             with pytest.raises(UsageError, match=said) as caught:
                 survey(api, **cloud)
             assert caught.value.hint
-        many = NodeGroup(count=11, family="cpu")
-        with pytest.raises(UsageError, match=f"{in_a} has 11 free addresses, .* needs 12 more"):
-            survey(api, many, subnet=(in_a,))
 
 
 def test_down_removes_nothing_from_a_network_of_theirs(
@@ -262,10 +254,6 @@ def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
             place = {"us-east-1a": network.ZoneSubnets(closed, in_a, nat)}
             for cloud in ({"vpc": vpc}, {"subnet": (in_a, closed)}, {"subnet": (closed, in_a)}):
                 assert survey(api, private=True, **cloud).subnets == place
-            with pytest.raises(UsageError, match=f"{closed} has no route to an internet gateway"):
-                survey(api, subnet=(closed,))
-            with pytest.raises(UsageError, match=f"{closed} which is in us-east-1a .* public subn"):
-                survey(api, private=True, subnet=(closed,))
             many = NodeGroup(count=11, family="cpu")
             with pytest.raises(UsageError, match=f"{closed} has 11 free addresses, .* 12 more"):
                 survey(api, many, private=True, subnet=(in_a, closed))

@@ -561,16 +561,12 @@ def test_a_subnet_that_cannot_hold_the_cluster_is_refused(
     assert hint in caught.value.hint
 
 
-@rows(
-    "connect, said, hint",
-    "ec2_refusals.a_vpc_that_cannot_hold_private_workers_is_told_what_they_need",
-)
-def test_a_vpc_that_cannot_hold_private_workers_is_told_what_they_need(
-    connect: bool, said: str, hint: str
+@rows("cloud, said, hint", "ec2_refusals.a_vpc_that_cannot_hold_them_is_told_what_they_need")
+def test_a_vpc_that_cannot_hold_them_is_told_what_they_need(
+    cloud: dict[str, bool], said: str, hint: str
 ) -> None:
-    cloud = replace(CLOUD, instance_connect=connect)
     with pytest.raises(UsageError) as caught:
-        ec2_network.choose_network(Region(lost=9, bare=9), cloud, 2, name="lab")
+        ec2_network.choose_network(Region(lost=9, bare=9), replace(CLOUD, **cloud), 2, name="lab")
     assert caught.value.message.startswith(said)
     assert caught.value.hint.startswith(hint)
 
