@@ -60,6 +60,7 @@ present() {
     systemd) have systemd-tmpfiles ;;
     xz-utils) have xz ;;
     slurm-client) have sbatch ;;
+    libslurm-dev) [ -e /usr/include/slurm/spank.h ] ;;
     gridengine-master) have sge_qmaster ;;
     gridengine-exec) have sge_execd ;;
     gridengine-client) have qconf ;;

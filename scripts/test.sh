@@ -25,7 +25,7 @@ esac
 set_up workloads,tensorboard,dev \
     "openssh-server openssh-client iproute2 util-linux git gcc libc6-dev" \
     "g++ gfortran openmpi-bin libopenmpi-dev r-cran-rmpi docker.io iptables sudo curl debootstrap xz-utils docker-registry python3-dev
-    systemd chromium zsh fish tcsh slurmctld slurmd slurm-client munge gridengine-master gridengine-exec gridengine-client" \
+    systemd chromium zsh fish tcsh slurmctld slurmd slurm-client libslurm-dev munge gridengine-master gridengine-exec gridengine-client" \
     # Open MPI 4.1 of the distribution; the wheel in .venv is 5.0
 ( # in the meantime, for it takes a minute
     scratch=$scratch/tools

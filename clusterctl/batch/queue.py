@@ -213,6 +213,11 @@ class QueueSystem(BatchSystem):
         """The command that starts ranks."""
         return call_mpirun(str(job.ranks), job.spec)
 
+    def list_container(self, job: Job, cluster: Cluster) -> list[str]:
+        """Options with which its own launcher starts ranks in their container; [] where those
+        enter it themselves."""
+        return []
+
     def pass_on(self, secrets: Sequence[str]) -> list[str]:
         """Directives that hand these variables on from whoever hands the script in."""
         return []
@@ -325,6 +330,7 @@ class QueueSystem(BatchSystem):
             "tag": f"{cluster.id}/{job.id};",
             "folder": folder,
             "root": cluster.launcher.root,
+            "container": self.list_container(job, cluster),
         }
         files = {
             "job.sh": assets.render("batch/job.sh.j2", **common),
@@ -367,6 +373,7 @@ class QueueSystem(BatchSystem):
         # What the queue hands on has the usual folders.
         path = plan.path if spec.venv or (mpirun and plan.path != "/usr/bin") else ""
         program = next(iter(plan.programs.values()))
+        container = self.list_container(job, cluster)
         return assets.render(
             "batch/emit.sh.j2",
             directives=self._render_head([*lines, *self.pass_on(spec.secret_names)]),
@@ -375,7 +382,8 @@ class QueueSystem(BatchSystem):
             title=" ".join((what.target, *what.args)),
             version=__version__,
             env=[item for item in sorted(plan.env.items()) if item[0] != "CLUSTERCTL_GRACE"],
-            program=program[4:] if spec.container else program,
+            program=program[4:] if spec.container and not container else program,
+            container=container,
             compile=compiled.script if compiled else "",
             starter=starter,
             start=self.write_start(job, starter) if starter else "",

@@ -23,6 +23,7 @@ from clusterctl.core.model import Cluster
 from clusterctl.core.sweep import parse_concurrency
 from clusterctl.core.text import count, fold_runs
 from clusterctl.errors import UsageError
+from clusterctl.launch.srun import is_in_pyxis
 
 SIZES = re.compile(r"^#SBATCH\s+--(gpus-per-node|ntasks-per-node)[=\s]+([\w:]+)", re.M)
 """Of a script."""
@@ -205,7 +206,28 @@ class Slurm(QueueSystem):
         lines.append(f"--signal=B:USR1@{self.read_notice(spec) or choose_lead(spec)}")
         return lines
 
+    def list_container(self, job: Job, cluster: Cluster) -> list[str]:
+        """The image as pyxis names it: a path, or REGISTRY#IMAGE."""
+        spec, root = job.spec, cluster.launcher.root
+        if not is_in_pyxis(spec, cluster.site_info):
+            return []
+        if spec.once or spec.is_sweep or spec.launcher == "mpirun":
+            raise UsageError(
+                "srun starts containers at this site: --container cannot be combined with --once,"
+                " --sweep, --array or --launcher mpirun",
+                hint="leave that out, or --module loads apptainer",
+            )
+        image = spec.container.removeprefix("docker://")
+        registry, slash, name = image.partition("/")
+        if image == spec.container and not image.startswith("/"):
+            image = f"{root}/jobs/{job.id}/work/{spec.program.folder}/{image}"
+        elif slash and registry and re.search("[.:]|^localhost$", registry):
+            image = f"{registry}#{name}"
+        return [f"--container-image={image}", f"--container-mounts={root}:{root}"]
+
     def choose_starter(self, spec: JobSpec, cluster: Cluster) -> str:
+        if is_in_pyxis(spec, cluster.site_info):
+            return "srun"
         if spec.launcher != "auto":
             return spec.launcher
         knows = "mpi" in spec.native or cluster.site_info.get("pmix")

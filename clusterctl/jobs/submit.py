@@ -406,7 +406,7 @@ def put(
                 pack = f"(cd {earlier} && {ask_agent('pack')}) | TAR_OPTIONS= tar -xof - -C work"
                 steps.append(f"if [ -d {earlier} ]; then {pack} || exit; fi")
             steps += project_tree.render_questions(program, folder, node, doubtful)
-            if spec.container and not spec.modules:
+            if spec.container and not (spec.modules or cluster.site_info.get("pyxis")):
                 steps.append(project_tree.ASK_FOR_APPTAINER)
         if name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")

@@ -6,9 +6,10 @@ The plan holds what every rank needs; the batch script (`batch`) starts them wit
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from clusterctl.core.job import LaunchPlan, Reason
+from clusterctl.core.job import JobSpec, LaunchPlan, Reason
 from clusterctl.errors import LaunchError
 from clusterctl.launch import environment, torchrun
 from clusterctl.launch.environment import build_variables
@@ -57,13 +58,18 @@ def plan_batch_script(request: Request) -> LaunchPlan:
     )
 
 
+def is_in_pyxis(spec: JobSpec, site_info: Mapping[str, str]) -> bool:
+    """Whether srun itself starts ranks in their container: https://github.com/NVIDIA/pyxis"""
+    return bool(spec.container and not spec.modules and site_info.get("pyxis"))
+
+
 def list_program(request: Request) -> tuple[str, ...]:
     """The argv of a rank, on whichever node it runs."""
     spec, login = request.spec, request.cluster.launcher
     if spec.program.needs_python:
         login = replace(login, python=choose_python(request))
     words = environment.list_program(request, login)
-    if spec.container:
+    if spec.container and not is_in_pyxis(spec, request.cluster.site_info):
         return ("/bin/sh", "-c", _CONTAINER, "container", spec.container, *words)
     return words
 

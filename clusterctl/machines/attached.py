@@ -167,16 +167,20 @@ class SlurmProvider(BatchSite):
         "version": "sbatch --version",
         "mpi_plugins": "srun --mpi=list 2>&1",
         "sacct": "command -v sacct",
+        "containers": "command -v apptainer || command -v singularity ||"
+        " { srun --help 2>&1 | grep -q -e --container-image && echo pyxis; }",
     }
     status_command = "sinfo"
 
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
-        """`version`, `pmix` and `sacct`, empty where the site has none."""
+        """`version`, `pmix`, `sacct` and `pyxis`, empty where the site has none. pyxis: its srun
+        starts containers, and nothing else does."""
         plugins = re.findall(r"[a-z]\w+", answers.get("mpi_plugins", ""))
         return {
             "version": answers.get("version", "").strip(),
             "pmix": "yes" if "pmix" in plugins else "",
             "sacct": "yes" if answers.get("sacct", "").strip() else "",
+            "pyxis": "yes" if answers.get("containers", "").strip() == "pyxis" else "",
         }
 
     def build_node_command(self, words: Sequence[str], seconds: int) -> str:

@@ -218,6 +218,32 @@ def test_ranks_in_a_container(cli: Cli, site: Site, program: Program) -> None:
     assert "--container absent.sif" in cli("run", *words, "absent.sif", name, env=env, code=2).err
 
 
+@ON_SLURM
+def test_srun_starts_ranks_in_a_container(
+    cli: Cli, site: Site, program: Program, need: Need, tmp_path: Path
+) -> None:
+    """Of pyxis, for which a plug-in stands that shows tasks the image and what is mounted."""
+    plugin, image = tmp_path / "pyxis.so", tmp_path / "image"
+    source = str(Path(__file__).parents[1] / "sim" / "pyxis.c")
+    subprocess.run([need("gcc"), "-shared", "-fPIC", "-o", plugin, source], check=True, timeout=60)
+    image.mkdir()
+    (image / "marker").write_text("inside\n")
+    stack = site.lab.folder / "slurm" / "plugstack.conf"
+    stack.write_text(f"required {plugin}\n")
+    try:
+        cli("attach", "pyxis", "--slurm")
+        name = program("tell", 'echo "$RANK $(cat /marker) $1 $MINE"; echo x >"out-$RANK"')
+        words = ("-c", "pyxis", *site.size(2), "--container", str(image), "-e", "MINE=y z")
+        done = cli("run", *words, name, "a b")
+        assert [done.of(rank) for rank in (0, 1)] == [[f"{rank} inside a b y z"] for rank in (0, 1)]
+        found = {row["path"] for row in cli.json("fetch", str(done.job))["files"]}
+        assert found == {"out-0", "out-1"}
+        _submit(cli, site, cli("run", *words, "--emit", "sbatch", name).out)
+        assert "1 inside" in _all_text(cli.folder)
+    finally:
+        stack.unlink()
+
+
 @ONE_SITE
 def test_pushed_data_are_found_by_every_rank(cli: Cli, site: Site, program: Program) -> None:
     """Once, through the login node, whose disk the nodes share."""

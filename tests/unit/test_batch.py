@@ -62,6 +62,27 @@ def test_a_container_sees_the_folder_for_data_sets(tmp_path: Path, there: bool) 
     assert words == ["exec", *bound, *place, "image.sif", *argv[5:]]
 
 
+@pytest.mark.parametrize(
+    ("image", "told"),
+    [
+        ("docker://debian:13", "debian:13"),
+        ("docker://nvcr.io/nvidia/pytorch:24.01", "nvcr.io#nvidia/pytorch:24.01"),
+        ("docker://team/image", "team/image"),
+        ("/shared/x.sqsh", "/shared/x.sqsh"),
+        ("x.sqsh", "/root/jobs/7/work/./x.sqsh"),
+    ],
+)
+def test_pyxis_is_told_an_image_in_its_own_words(image: str, told: str) -> None:
+    where = replace(site("slurm"), site_info={"pyxis": "yes"})
+    login = replace(where.launcher, root="/root")
+    where, system = replace(where, nodes=(login,)), slurm.Slurm()
+    words = system.list_container(batch_job("slurm", container=image), where)
+    assert words == [f"--container-image={told}", "--container-mounts=/root:/root"]
+    assert not system.list_container(batch_job("slurm", container=image, modules=("a",)), where)
+    with pytest.raises(UsageError, match="srun starts containers"):
+        system.list_container(batch_job("slurm", container=image, once=True, ranks=1), where)
+
+
 # ------------------------------------------------------------------------------------- directives
 
 
