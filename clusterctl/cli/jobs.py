@@ -231,10 +231,11 @@ def cancel(given: Cancel, console: Console) -> None:
 
 
 def _describe_cancelled(job: Job) -> str:
-    before = "was" if job.state is JobState.CANCELLED else "had already ended:"
-    counted = job.survivors or not job.reason
+    cancelled = job.state is JobState.CANCELLED
+    counted = job.survivors or (cancelled and not job.reason)
     how = actions_jobs.describe_survivors(job) if counted else job.reason
-    return f"job {job.id} {before} {job.state.value}; {how}"
+    before = "was" if cancelled else "had already ended:"
+    return "; ".join(filter(None, (f"job {job.id} {before} {job.state.value}", how)))
 
 
 def fetch(given: Fetch, console: Console) -> None:

@@ -57,6 +57,7 @@ def test_parts_of_an_array(cli: Cli, site: Site) -> None:
     lines = {"slurm": ["--array=1-3"], "sge": ["-cwd", "-t 1-3"]}
     write(cli, site, "job.sh", lines, f"echo task ${task}; [ ${task} != 2 ]")
     done = cli("run", "job.sh", code=1)
+    assert cli("cancel", str(done.job)).out == f"job {done.job} had already ended: failed\n"
     assert [done.of(rank) for rank in range(3)] == [[f"task {n}"] for n in (1, 2, 3)]
 
 
