@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from clusterctl.actions import data as actions_data
 from clusterctl.core.model import NodeResult
 from clusterctl.data import datasets, sources
 from clusterctl.data.datasets import Dataset, File
-from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
+from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from tests.unit.calling import Call, Said
 from tests.unit.staged import Staged, lab
 from tests.unit.tables import rows
@@ -324,27 +325,15 @@ def test_a_checksum_is_one_files(call: Call) -> None:
     assert "SHA-256" in call("data", "get", "https://host/x", "--sha256", "abc").err
 
 
-@pytest.mark.parametrize(
-    ("results", "error", "hint"),
-    [
-        ([NodeResult(node="worker-2", error="the connection was lost")], NodeUnreachable, "--live"),
-        (
-            [NodeResult(node="worker-2", exit_code=1, stderr=b"tar: No space left on device\n")],
-            ProviderError,
-            "free space",
-        ),
-        (
-            [NodeResult(node="worker-2", exit_code=1, stderr=b"/data/a: Directory not empty\n")],
-            ProviderError,
-            "correct that there",
-        ),
-    ],
-)
+@rows("ended, code, hint", "download.a_node_that_was_lost_is_not_taken_for_a_full_one")
 def test_a_node_that_was_lost_is_not_taken_for_a_full_one(
-    results: list[NodeResult], error: type[ClusterctlError], hint: str
+    ended: dict[str, Any], code: int, hint: str
 ) -> None:
-    with pytest.raises(error, match="digits is not on worker-2: ") as raised:
+    stderr = ended.get("stderr", "").encode()
+    results = [NodeResult(node="worker-2", **{**ended, "stderr": stderr})]
+    with pytest.raises(ClusterctlError, match="digits is not on worker-2: ") as raised:
         actions_data.require_copied([NodeResult(node="worker-1", exit_code=0), *results], "digits")
+    assert raised.value.exit_code == code
     assert hint in raised.value.hint
 
 

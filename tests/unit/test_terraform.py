@@ -20,34 +20,13 @@ from clusterctl.errors import ProviderError
 from clusterctl.terraform import binary
 from clusterctl.terraform import folder as terraform_folder
 from clusterctl.terraform.binary import Binary, TerraformError
-from clusterctl.terraform.folder import Diagnostic, Outputs, ResourceChange, Terraform
+from clusterctl.terraform.folder import Diagnostic, Terraform
 from tests.unit.tables import rows
 
 
-@pytest.mark.parametrize(
-    ("line", "event"),
-    [
-        ("not json", None),
-        ('{"type":"version"}', None),
-        ("[]", None),
-        ('{"type":"apply_start","hook":{"action":"delete"}}', None),
-        ('{"type":"apply_start","hook":{"resource":{"addr":"a.b"},"elapsed_seconds":"?"}}', None),
-        (
-            '{"type":"apply_complete","hook":{"resource":{"addr":"aws_vpc.this"},"action":"create",'
-            '"id_value":"vpc-1","elapsed_seconds":3}}',
-            ResourceChange(
-                address="aws_vpc.this", action="create", state="complete", seconds=3.0, id="vpc-1"
-            ),
-        ),
-        (
-            '{"type":"diagnostic","diagnostic":{"severity":"error","summary":"no","detail":"way",'
-            '"address":"aws_vpc.this"}}',
-            Diagnostic(summary="no", detail="way", address="aws_vpc.this"),
-        ),
-        ('{"type":"outputs","outputs":{"n":{"value":[1]}}}', Outputs(values={"n": [1]})),
-    ],
-)
-def test_events(line: str, event: binary.Event | None) -> None:
+@rows("line, kind, values", "terraform.events")
+def test_events(line: str, kind: str, values: dict[str, Any]) -> None:
+    event = getattr(terraform_folder, kind)(**values) if kind else None
     assert terraform_folder.parse_event(line.encode()) == event
 
 
