@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -68,22 +69,12 @@ def test_who_holds_a_lock_on_a_file_is_named() -> None:
     assert "release it before" in finding.advice
 
 
-@pytest.mark.parametrize(
-    ("looks", "counted", "moved"),
-    [
-        ([receives(6), receives(6)], False, False),
-        ([receives(6), receives(6)], True, True),
-        ([receives(6, "PMPI_Send"), receives(6)], False, True),
-        ([receives(6), receives(7)], False, True),
-        ([], False, None),
-        ([], True, True),
-    ],
-)
+@rows("looks, counted, moved", "doctor.two_looks_show_whether_a_rank_that_polls_goes_on")
 def test_two_looks_show_whether_a_rank_that_polls_goes_on(
-    looks: list[stacks.Stack], counted: bool | None, moved: bool | None
+    looks: list[Any], counted: bool | None, moved: bool | None
 ) -> None:
     rank = two_ranks(receives(6), receives(9)).ranks[0]
-    node_views.compare_looks(rank, "polls", counted, looks)
+    node_views.compare_looks(rank, "polls", counted, [receives(*look) for look in looks])
     assert rank.moved is moved
 
 
@@ -242,20 +233,10 @@ def test_use_of_the_processor_is_read() -> None:
     assert found[300].usage is None
 
 
-@pytest.mark.parametrize(
-    ("frames", "collective"),
-    [
-        ([("PMPI_Allreduce", "/opt/libmpi.so", 0)], "MPI_Allreduce"),
-        ([("Allreduce", "mpi4py/MPI.src/Comm.pyx", 1200)], "MPI Allreduce"),
-        ([("c10d::Reducer::finalize_backward", "/x/libtorch_cpu.so", 0)], "the all-reduce of"),
-        ([("barrier", C10D, 10)], "barrier"),
-        ([("is_initialized", C10D, 10)], ""),
-        ([("forward", "model.py", 3)], ""),
-    ],
-)
-def test_where_a_rank_waits_for_others(frames: list[tuple[str, str, int]], collective: str) -> None:
-    assert stack(*frames).collective.startswith(collective)
-    assert bool(stack(*frames).collective) == bool(collective)
+@rows("frame, collective", "doctor.where_a_rank_waits_for_others")
+def test_where_a_rank_waits_for_others(frame: tuple[str, str, int], collective: str) -> None:
+    assert stack(frame).collective.startswith(collective)
+    assert bool(stack(frame).collective) == bool(collective)
 
 
 @pytest.mark.parametrize("text", ["", "Error: no such process", "[]", '[{"frames": 3}]'])
