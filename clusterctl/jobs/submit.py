@@ -748,7 +748,7 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -
     launcher = cluster.launcher
     command = (
         f"cd {quote(launcher.root)}/jobs/{job.id} && echo {quote(port)} >port &&"
-        f" {join(system.submit_argv(job))}"
+        f" exec {join(system.submit_argv(job))}"
     )
     slow = threading.Timer(START_PATIENCE, report, [system.slow_start])
     slow.daemon = True

@@ -90,7 +90,7 @@ if [ "$cctl_kind" = point ]; then . "$cctl_scripts/point.sh"; elif [ -n "$cctl_g
 unset CLUSTERCTL_MASTER # a job that this one starts has its own
 set -- /bin/sh "$cctl_job/env" rank "$@"
 # sh starts a background command with SIGINT and SIGQUIT ignored, which no program expects.
-! env --default-signal="$cctl_signals" true 2>/dev/null || set -- env --default-signal="$cctl_signals" "$@"
+! env --default-signal="$cctl_signals" --version >/dev/null 2>&1 || set -- env --default-signal="$cctl_signals" "$@"
 
 cctl_in=/dev/null # mpirun and srun would give standard input to rank 0 in part, or twice
 [ "$RANK" != 0 ] || [ ! -e "$cctl_job/stdin" ] || cctl_in=$cctl_job/stdin

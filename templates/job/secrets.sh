@@ -9,7 +9,7 @@ cctl_id=$(id -u)
 cctl_memory=$cctl_memory/clusterctl-$cctl_id
 cctl_kept=''
 if [ "$cctl_id" = 0 ] || [ -e "$cctl_linger/$(id -un)" ]; then
-    mkdir -m 700 "$cctl_memory" 2>/dev/null
+    [ -d "$cctl_memory" ] || mkdir -m 700 "$cctl_memory" 2>/dev/null
     # Somebody else may have made it, or a link in its place.
     if [ "$(LC_ALL=C stat -c '%F %u %a' "$cctl_memory" 2>/dev/null)" = "directory $cctl_id 700" ] &&
         [ "$(stat -f -c %T "$cctl_memory")" = tmpfs ]; then
