@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
@@ -59,6 +60,7 @@ def _list_refusals(given: Dict[str, Any], path: str, digest: str) -> Iterator[Re
         return
     if given["modules"]:
         yield from _check_modules(given["modules"])
+    yield from _check_outputs(given)
     if queues.SYSTEMS[given["system"]].HAS_PARTITIONS:
         yield from _ask_slurm(given["words"], given["lines"])
     else:
@@ -67,6 +69,22 @@ def _list_refusals(given: Dict[str, Any], path: str, digest: str) -> Iterator[Re
 
 def _is_missing(path: str) -> bool:
     return path.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(path))
+
+
+def _check_outputs(given: Dict[str, Any]) -> Iterator[Refusal]:
+    """Of a script that starts in that folder of this node, which the others share."""
+    lines = (word for line in given["lines"] for word in scripts.split(line))
+    options = "\0".join(["", *lines, *given["words"]])
+    folder = given["folder"]
+    if not folder or re.search("\0(-D|--chdir|-wd)", options):
+        return
+    if not (queues.SYSTEMS[given["system"]].HAS_PARTITIONS or "\0-cwd" in options):
+        folder = os.path.expanduser("~")
+    for path in filter(None, (_find(options, "-o|--output"), _find(options, "-e|--error"))):
+        place = os.path.dirname(os.path.join(folder, path.rpartition(":")[2]))
+        if not re.search(r"[%$\\]", place) and not os.path.isdir(place):
+            why = f"the output cannot go to {path}: there is no folder {place}"
+            yield Refusal(why, f"mkdir -p {shlex.quote(place)}")
 
 
 def _check_modules(names: Sequence[str]) -> Iterator[Refusal]:

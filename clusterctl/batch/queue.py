@@ -432,6 +432,7 @@ class QueueSystem(BatchSystem):
             "system": self.system,
             "words": self.list_options(spec) if own else [],
             "lines": lines,
+            "folder": spec.in_place,
             "venv": spec.venv,
             "container": spec.container,
             "modules": spec.modules,

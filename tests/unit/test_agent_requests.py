@@ -44,7 +44,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ask(root: Path, system: str = "slurm", **given: Any) -> dict[str, Any]:
     settings = {"system": system, "words": [], "lines": [], "venv": "", "container": ""}
-    settings |= {"modules": [], **given}
+    settings |= {"modules": [], "folder": "", **given}
     found = list(requests.check(str(root), json.dumps(settings)))
     return json.loads(found[0]) if found else {}
 
@@ -69,6 +69,19 @@ def test_what_the_queue_says_of_a_request(
     assert why in found
     assert bool(found) == bool(why)
     assert "-l x" in (tools / f"{command}.script").read_text()
+
+
+@pytest.mark.parametrize("system", ["slurm", "sge"])
+def test_the_folder_of_an_output_is_there(system: str, tools: Path, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"system": system, "folder": str(tmp_path), "words": ["job.sh"]}
+    head = ["-cwd"] * (system == "sge")
+    found = ask(tmp_path, lines=[*head, "-o logs/%x.out"], **where)
+    assert found["why"].endswith(f"there is no folder {tmp_path}/logs")
+    assert not ask(tmp_path, lines=[*head, "-o logs-%j/out"], **where)
+    assert not ask(tmp_path, lines=[*head, "-o logs/%x.out"], **{**where, "folder": ""})
+    assert not ask(tmp_path, lines=[*head, "-o logs/%x.out"], **{**where, "words": ["-o", "x"]})
+    (tmp_path / "logs").mkdir()
+    assert not ask(tmp_path, lines=[*head, "-o logs/%x.out"], **where)
 
 
 def test_a_node_that_is_away_is_no_reason(tools: Path, tmp_path: Path) -> None:
