@@ -104,6 +104,10 @@ def _is_name_before(word: str, script: str) -> bool:
     return bool(starts) and script.endswith(".sh") and os.path.isfile(script)
 
 
+MODULE = "-m"
+"""What follows its value is the module's own."""
+
+
 def translate(words: Sequence[str], system: str, own: Mapping[str, Option[Any]]) -> list[str]:
     """A command line of `run` with that batch system's own options before SCRIPT under the names
     that `run` has for them; `own`: its options. From an unknown one on it stays as it is."""
@@ -131,6 +135,13 @@ def translate(words: Sequence[str], system: str, own: Mapping[str, Option[Any]])
                 found += [instead] if yes else [f"--{row.emits}-arg", shlex.join([name, *given])]
         elif name in own:
             count = 0 if sign or own[name].is_flag else own[name].words
+            found += [word, *rest[:count]]
+            del rest[:count]
+            if name == MODULE:
+                return [*found, *rest]
+        elif word[1] != "-" and word[:2] in own and word[:2] != MODULE:  # `-n2`, `-qd`
+            last = own.get(f"-{word[-1]}", own[word[:2]])
+            count = 0 if last.is_flag or not own[word[:2]].is_flag else last.words
             found += [word, *rest[:count]]
             del rest[:count]
         else:
@@ -175,4 +186,6 @@ def find_misread(
         if found:
             return given, " or ".join(found)
         behind = option.words if option and not is_flag else 0
+        if word == MODULE:
+            break
     return "", ""
