@@ -113,9 +113,12 @@ def _ask_slurm(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
     if any(re.match(r"\s*(het|pack)job", line) for line in lines) or ":" in words:
         return  # of several parts, each with options of its own
     options = "\0".join(["", *(word for line in lines for word in scripts.split(line)), *words])
+    said = queues.call("scontrol", "show", "partition", "-o", limit=LIMIT)
+    if said.code == queues.SILENT:
+        return
     rows = [
         dict(item.partition("=")[::2] for item in line.split())
-        for line in queues.call("scontrol", "show", "partition", "-o", limit=LIMIT).out.splitlines()
+        for line in said.out.splitlines()
         if line.startswith("PartitionName=")
     ]
     usual = [row["PartitionName"] for row in rows if row.get("Default") == "YES"]
