@@ -65,7 +65,8 @@ def doctor(given: Doctor, console: Console) -> None:
             console.note(line)
         if machines:
             console.result("\n\n".join(map(_render_machine, machines)))
-        if cluster.phase is not Phase.READY or not store.list_cluster_jobs(cluster):
+        used = any(not job.purpose for job in store.list_cluster_jobs(cluster))
+        if cluster.phase is not Phase.READY or not used:
             console.document(job=None, summary=answer, findings=[], stacks=[], machines=machines)
             return
     store, number = choose_number(given, console)

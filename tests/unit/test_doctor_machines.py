@@ -23,7 +23,7 @@ from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import OnStdout, Transport
 from tests.unit.calling import Call
 from tests.unit.diagnosed import START, failed, kinds, reduces, seen, sleeps, two_ranks, view
-from tests.unit.making import cluster, node
+from tests.unit.making import cluster, job, node
 from tests.unit.provided import provide
 from tests.unit.scripts import until
 from tests.unit.tables import read_rows, rows
@@ -75,6 +75,10 @@ def test_machines_that_never_came_up_show_the_end_of_their_logs(
     shown = call("doctor", "-c", "lab", "--json").document
     assert shown["machines"][1]["console"] == ["no host keys available"]
     assert shown["job"] is None
+    # Nor does the all-reduce of `up` count as one.
+    store.save(cluster(provider="local"))
+    store.save_job(replace(job(), cluster="lab", cluster_id="lab-1a2b", purpose="all-reduce"))
+    assert call("doctor", "-c", "lab", "--json").document["job"] is None
 
 
 def test_no_node_has_more_time_to_answer_than_is_left(tmp_path: Path) -> None:
