@@ -1,8 +1,8 @@
-"""All figures of docs/performance.md, one after the other, and then the page itself.
+"""All figures of docs/performance.md and docs/scale.md, one after the other, and then the pages.
 
-    python -m bench [local] [peers] [ec2]
+    python -m bench [local] [peers] [ec2] [scale]
 
-An hour on two cores. Each says what it needs. Exit code 1: a figure is over its limit.
+Two hours on two cores. Each says what it needs. Exit code 1: a figure is over its limit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ALL = ("local", "peers", "ec2")
+ALL = ("local", "peers", "ec2", "scale")
 
 
 def main() -> int:

@@ -50,6 +50,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="All-reduce: ours, gloo, bare mpi4py.")
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=0.02, help="per variant and round")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="in bytes")
+    parser.add_argument(
+        "--like-osu",
+        action="store_true",
+        help="measure as OSU's osu_allreduce -z10: a barrier after each call, and the first decile"
+        " of the ranks' averages",
+    )
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     options = parser.parse_args()
     ranks = discover()
@@ -57,7 +64,7 @@ def main() -> int:
     with Session(ranks) as session:
         session.open("mpi")  # gloo has set this up, and is there to be measured
         comm = mpi.find_running().COMM_WORLD  # type: ignore[union-attr]
-        rows = [measure(session, comm, size, options) for size in SIZES]
+        rows = [measure(session, comm, size, options) for size in options.sizes]
         hosts = set(session.exchange(socket.gethostname()))
     if ranks.rank == 0:
         report(rows, ranks.world, len(hosts), options.out)
@@ -90,6 +97,8 @@ def measure(session: Session, comm: Any, size: int, options: argparse.Namespace)
             started = time.perf_counter_ns()
             call()
             took.append(time.perf_counter_ns() - started)
+            if options.like_osu:
+                session.communicator.barrier()
         return took
 
     counts = {}
@@ -101,10 +110,13 @@ def measure(session: Session, comm: Any, size: int, options: argparse.Namespace)
     for order in itertools.islice(orders, options.rounds):
         for variant in order:
             took[variant] += calls(variant, counts[variant])
-    us = {
-        name: session.communicator.maximum(int(statistics.quantiles(values, n=10)[0])) / 1e3
-        for name, values in took.items()
-    }
+    us = {}
+    for name, values in took.items():
+        if options.like_osu:
+            each = map(json.loads, session.exchange(json.dumps(values)))
+            values = [int(statistics.mean(call)) for call in zip(*each, strict=True)]
+        decile = int(statistics.quantiles(values, n=10)[0])
+        us[name] = session.communicator.maximum(decile) / 1e3
     return {
         "bytes": size,
         "us": {name: round(value, 2) for name, value in us.items()},

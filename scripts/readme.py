@@ -60,18 +60,18 @@ def peers(report: dict[str, Any]) -> str:
     for section in dict.fromkeys(row["section"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["section"] == section]
         tools = list(dict.fromkeys(tool for row in rows for tool in row["seconds"]))
-        when = f"{rows[0]['date']}, load average before: {rows[0]['load_before']}"
+        rounds = max(len(values) for row in rows for values in row["seconds"].values())
+        when = f"{rows[0]['date']}, load average before: {rows[0]['load_before']}, rounds: {rounds}"
         parts.append(f"**{section}** ({when})")
         lines = ["| | " + " | ".join(tools) + " |", "|---" * (len(tools) + 1) + "|"]
         for row in rows:
-            cells = [row["what"] + f" ({row['note']})" * bool(row["note"])]
+            notes = [row["note"], *({row.get("unit", "s")} - {"s"})]
+            cells = [row["what"] + "".join(f" ({note})" for note in notes if note)]
             for tool in tools:
                 values = row["seconds"].get(tool)
-                cells.append(
-                    f"{statistics.median(values):.3g} ({min(values):.3g}-{max(values):.3g})"
-                    if values
-                    else ""
-                )
+                found = [each(values) for each in (statistics.median, min, max) if values]
+                shown = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in found]
+                cells.append("{} ({}-{})".format(*shown) if shown else "")
             lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
         missed = [f"{row['what']}: {miss}" for row in rows for miss in row["misses"]]
