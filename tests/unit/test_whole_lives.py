@@ -238,7 +238,7 @@ class Life:
 
 
 @pytest.mark.usefixtures("terraform")
-@pytest.mark.parametrize("seed", [*range(8), *ONCE_WRONG])
+@pytest.mark.parametrize("seed", [*range(16), *ONCE_WRONG])
 def test_what_is_said_of_money_is_what_aws_charges(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
