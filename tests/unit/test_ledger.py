@@ -60,12 +60,18 @@ def test_what_was_seen_is_counted_as_it_was_and_the_rest_as_long_as_it_can_have_
     assert settle([], PLAN) == [("instance", 0, None, False)], "nobody has looked"
     assert settle([see(2)], PLAN) == [], "it was never made"
     assert settle([see(300)], PLAN) == [("instance", 0, 301, True)], "it may have been"
+    late = replace(PLAN, since=JUNE + 299 * 60)
+    assert settle([see(2), see(300)], late) == [], "who looked before it says nothing of it"
     assert settle([see(900)], PLAN) == [("instance", 0, 482, True)], "it ended itself by then"
     assert settle([see(2, at)], PLAN) == [("instance", 1, None, False)]
     ended = see(9, thing("ended", until=8))
     assert settle([see(2, at), ended], PLAN) == [("instance", 1, 8, False)]
     cut_off = replace(ended, stopping=True)
     assert settle([see(2, at), cut_off], PLAN) == [("instance", 1, 8, True)], "it may have stopped"
+    for minute, more in ((60, [("instance", 60, 301, True)]), (5, [])):
+        another = replace(PLAN, since=JUNE + minute * 60)  # planned after its end, or before that
+        made = settle([see(2, at), ended, see(300)], PLAN, another)
+        assert made == [("instance", 1, 8, False), *more]
     disk = row("worker-1", "disk", JUNE)
     assert settle([see(2, at), ended], disk) == [("disk", 1, 8, False)]
     assert settle([see(2, at), see(20, thing("ended"))], disk) == [("disk", 1, 21, True)]
