@@ -417,7 +417,7 @@ def test_gpus_are_asked_for_and_counted(cli: Cli, site: Site, program: Program) 
     running.until(": ", times=4)
     lines = sorted(line.partition("] ")[2] for line in running.wait().out.splitlines())
     assert lines == ["0: 0 of 0,1", "1: 1 of 0,1", "2: 0 of 0,1", "3: 1 of 0,1"]
-    done = cli("run", "--nodes", "1", "--gpus-per-node", "3", name, code=6)
+    done = cli("run", "--nodes", "1", "--gpus-per-node", "3", name, code=2)
     assert "node configuration is not available" in done.err
 
 
