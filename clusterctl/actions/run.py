@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -626,12 +627,15 @@ def _ship(
             where = [chosen.node(name) for name in names]
             project_packages.check_command(prepared.command, prepared.packages, where, pool)
         staging = True
-        port = jobs_submit.put(
+        put = partial(
+            jobs_submit.put,
             *(job, cluster, files, pool, store.home),
             carry=carry,
             doubtful=prepared.doubtful,
             report=report,
         )
+        at_once = attend is None and jobs_submit.is_brief(job, carry, store.home)
+        port = "" if at_once else put()
         if job.spec.setup:
             outputs = store.locate_job_folder(job.id)
             jobs_submit.set_up(job, chosen, names, pool, outputs, report)
@@ -640,7 +644,9 @@ def _ship(
         with Interrupts():
             signals.start_waiting()
             starting = True
-            job = jobs_submit.start(job, cluster, pool, port, report)
+            start = partial(jobs_submit.start, job, cluster, pool, port, report)
+            said = put(starts=True) if at_once else start()
+            job = load_system(cluster.system).parse_status(job, said)
             started = True
             store.save_job(job)
         found = records.describe_provenance(

@@ -378,10 +378,11 @@ class Refused(Exception):
     """The queue has not taken the job; why."""
 
 
-def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None:
-    """Hands in the script of that job. The queue has so many seconds, if it is down as if it is
-    slow. On record as queued before the queue has it, nothing comes too late. Raises Refused.
-    `name`: the job's there."""
+def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> Iterator[str]:
+    """Hands in the script of that job; what is known of it then, as `survey` says it, of which the
+    queue is not asked: that waits for a follower. The queue has so many seconds, if it is down as
+    if it is slow. On record as queued before the queue has it, nothing comes too late. Raises
+    Refused. `name`: the job's there."""
     from . import supervise
 
     os.chdir(job)  # the queue starts the job there
@@ -420,9 +421,11 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> None
             "the queue gave no number for the job: " + " ".join((said.out + said.err).split())
         )
     processes.write("native", native + "\n")
+    number = native.partition(";")[0]
     if own and not in_place:
-        scripts.make_output_folders(where, words, lines, batch.NAMES, native.partition(";")[0])
+        scripts.make_output_folders(where, words, lines, batch.NAMES, number)
     if own:
-        scripts.learn(".", batch.describe(native.partition(";")[0], "") or ())
+        scripts.learn(".", batch.describe(number, "") or ())
     if processes.read_text("stop"):  # cancelled meanwhile
-        call(batch.END, native.partition(";")[0])
+        call(batch.END, number)
+    return iter([f"@@job {os.path.basename(job)} {number}", *_read_lines(".")])

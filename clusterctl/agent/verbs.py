@@ -34,10 +34,9 @@ def _hand_in(job: str, system: str, name: str, patience: float) -> Iterator[str]
     from . import queues
 
     try:
-        queues.hand_in(job, system, name, patience)
+        return queues.hand_in(job, system, name, patience)
     except queues.Refused as refused:
         sys.exit(str(refused))
-    return queues.survey(os.path.join(job, "..", ".."), system, os.path.basename(job))
 
 
 def _batch(job: str, *early: str) -> int:

@@ -13,8 +13,10 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import join, quote
 from shutil import which
@@ -42,7 +44,7 @@ from clusterctl.core.model import (
 from clusterctl.core.text import count, format_bytes
 from clusterctl.core.values import dataclass
 from clusterctl.core.variables import write_exports, write_unseen, write_unset
-from clusterctl.errors import LaunchError, UsageError
+from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.options.values import quote_words
 from clusterctl.project import tree as project_tree
@@ -168,6 +170,10 @@ COMPILED = (ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND)
 """Programs that may buffer their output by the block."""
 NO_AGENT = 87
 """What staging exits with where the agent is missing."""
+BRIEF = 1_000_000
+"""Bytes up to which a job is staged and handed in by one command: until it ends, Ctrl-C waits."""
+STAGED = "@@staged"
+"""Separates what a node says of what was staged from what the start of the job prints."""
 LARGE = 8_000_000
 """Bytes for all nodes together from which on a tree goes by way of their stores."""
 
@@ -355,8 +361,10 @@ def put(
     carry: Carry | None = None,
     doubtful: Collection[str] = (),
     report: Reporter = lambda text: None,
+    starts: bool = False,
 ) -> str:
-    """Ships the job to its nodes; returns a port that is free on the first worker. `carry` is what
+    """Ships the job to its nodes; returns a port that is free on the first worker, where we run its
+    ranks, or what its start has printed: with `starts`, the same command starts it. `carry` is what
     goes into the new working directories besides. Of the links `doubtful`, nodes are asked
     whether they lead anywhere.
 
@@ -408,24 +416,30 @@ def put(
             steps += project_tree.render_questions(program, folder, node, doubtful)
             if spec.container and not (spec.modules or cluster.site_info.get("pyxis")):
                 steps.append(project_tree.ASK_FOR_APPTAINER)
-        if name == placed[0]:
+        if starts:  # with the umask of the log-in, which a queue may hand on
+            steps = ["(", *steps, ") || exit", f"echo {STAGED}"]
+            steps.append(_render_start(job, cluster))
+        if system.places_ranks and name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         for target, source in archives.items():
             sent = transport.put(source, target, timeout=STAGE_TIMEOUT)
             if not sent.ok:
                 return sent
         content = before + members + project_tree.END_OF_ARCHIVE
-        result = transport.run("\n".join(steps), stdin=content, timeout=STAGE_TIMEOUT)
+        sends = partial(transport.run, "\n".join(steps), stdin=content, timeout=STAGE_TIMEOUT)
+        result = sends()
         if result.exit_code != NO_AGENT:
             return result
         placed_agent = place_agent(node, pool)
-        if not placed_agent.ok:
-            return placed_agent
-        return transport.run("\n".join(steps), stdin=content, timeout=STAGE_TIMEOUT)
+        return sends() if placed_agent.ok else placed_agent
 
     if spreads:
         _require_staged(_spread_tree(tree, job, holders, pool), job)
-    results = pool.call_each(send, list_nodes(job, cluster))
+    with _tell_slow_start(system.slow_start if starts else "", report):
+        results = pool.call_each(send, list_nodes(job, cluster))
+    for result in results:
+        if not result.ok and STAGED in result.text:
+            raise _explain_start(job, cluster, result)
     _require_staged(results, job)
     answers = {
         r.node: project_tree.read_answers(r.stdout, doubtful) for r in results if r.node in placed
@@ -436,6 +450,12 @@ def put(
         report(note)
     _compile(job, cluster, pool, report)
     return answers[placed[0]][1].strip()
+
+
+def is_brief(job: Job, carry: Carry | None, home: Home) -> bool:
+    """Whether one command can stage the job and hand it in to a queue, within moments."""
+    here = load_system(job.scheduler).places_ranks or job.spec.setup or isinstance(carry, Mapping)
+    return not here and (home.stages / job.stage).stat().st_size <= BRIEF
 
 
 def _choose_umask(root: str) -> str:
@@ -741,27 +761,40 @@ def _unpack(archive: str, how: str) -> str:
     return f"TAR_OPTIONS= tar {how} {quote(archive)} || exit; rm -f {quote(archive)}"
 
 
-def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -> Job:
-    """Starts the supervisor, or hands the job in; returns the job in the state that was written
-    first. A batch system that takes its time is waited for, and that is said."""
+def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -> str:
+    """Starts the supervisor, or hands the job in; returns what that has printed, a status. A batch
+    system that takes its time is waited for, and that is said."""
     system = load_system(cluster.system)
-    launcher = cluster.launcher
-    command = (
-        f"cd {quote(launcher.root)}/jobs/{job.id} && echo {quote(port)} >port &&"
-        f" exec {join(system.submit_argv(job))}"
-    )
-    slow = threading.Timer(START_PATIENCE, report, [system.slow_start])
+    with _tell_slow_start(system.slow_start, report):
+        result = pool.find_transport(cluster.launcher.name).run(
+            _render_start(job, cluster, port), timeout=system.start_limit
+        )
+    if not result.ok:
+        raise _explain_start(job, cluster, result)
+    return result.text
+
+
+def _render_start(job: Job, cluster: Cluster, port: str = "") -> str:
+    steps = [f"cd {quote(cluster.launcher.root)}/jobs/{job.id}"]
+    steps += [f"echo {quote(port)} >port"] if port else []
+    return " && ".join([*steps, f"exec {join(load_system(cluster.system).submit_argv(job))}"])
+
+
+@contextmanager
+def _tell_slow_start(what: str, report: Reporter) -> Iterator[None]:
+    slow = threading.Timer(START_PATIENCE, report, [what])
     slow.daemon = True
-    if system.slow_start:
+    if what:
         slow.start()
     try:
-        result = pool.find_transport(launcher.name).run(command, timeout=system.start_limit)
+        yield
     finally:
         slow.cancel()
-    if not result.ok:
-        hint = system.advise(result.complaints, cluster)
-        raise make_error(f"starting job {job.id}", result, hint)
-    return system.parse_status(job, result.text)
+
+
+def _explain_start(job: Job, cluster: Cluster, result: NodeResult) -> ClusterctlError:
+    hint = load_system(cluster.system).advise(result.complaints, cluster)
+    return make_error(f"starting job {job.id}", result, hint)
 
 
 # -------------------------------------------------------------------------------------------------

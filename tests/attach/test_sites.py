@@ -825,7 +825,11 @@ def test_jobs_go_over_ssh(remote: Cli, site: Site) -> None:
     remote.script("fail", '#!/bin/sh\n[ "$RANK" = 1 ] && exit 9; exec sleep 302\n').chmod(0o755)
     remote("run", *site.size(2), "fail", code=9)
     remote.script("long", "#!/bin/sh\nexec sleep 302\n").chmod(0o755)
+    log = site.login.folder / "sshd.log"
+    before = log.read_text().count("Starting session: command")
     number = remote.detach(*site.size(2), "long")
+    # Whether it could run, and then all the rest.
+    assert log.read_text().count("Starting session: command") == before + 2
     remote.until_state(number, "running")
     assert remote.json("status", "--live")["queues"]
     remote("cancel", number)

@@ -13,12 +13,13 @@ import pytest
 
 from clusterctl import process
 from clusterctl.batch.system import load_system
+from clusterctl.core.model import Role
 from clusterctl.core.text import read_toml
 from clusterctl.core.variables import write_unset
 from clusterctl.project.own_project import call_uv
 from clusterctl.project.tree import find_tree
 from clusterctl.terraform.binary import make_environment
-from tests.unit.making import job
+from tests.unit.making import cluster, job, node
 from tests.unit.scripts import write_agent
 
 NAMES = {
@@ -110,7 +111,10 @@ def test_slurm_commands_see_neither_a_surrounding_job_nor_options_by_variable(
     env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "MULTI": "a\nSLURM_NOT=1\nb"}
     env |= dict.fromkeys((*NAMES["sbatch"]["stays"], *passing, "SBATCH_PARTITION", "MINE"), "1")
     slurm = load_system("slurm")
-    for argv in (slurm.submit_argv(one), slurm.end_argv(one)):
+    [survey] = slurm.status_commands(
+        [one], cluster(node("login", role=Role.LOGIN, root=str(tmp_path)))
+    )
+    for argv in (slurm.submit_argv(one), ("sh", "-c", survey), slurm.end_argv(one)):
         subprocess.run([shell, *argv[1:]], cwd=folder, env=env, timeout=30)
     for name in ("sbatch", "squeue", "scancel"):
         seen = read_names((tmp_path / f"{name}.env").read_text())

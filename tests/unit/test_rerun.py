@@ -142,6 +142,22 @@ def test_a_queue_that_refuses_a_job_names_the_verb_that_shows_what_there_is(
     assert "--verbose" not in refused.err
 
 
+def test_a_detached_job_asks_the_queue_nothing_but_to_take_it(call: Call, tmp_path: Path) -> None:
+    """Where another one like it was found to be possible. Of a script of the user's own, where its
+    output goes has to be asked while it is known."""
+    Path("job.sh").write_text("#!/bin/sh\n#SBATCH -n 1\n")
+    with pytest.MonkeyPatch.context() as patch:
+        queue = batch_here.install("slurm", tmp_path / "slurm", patch)
+        assert call("attach", "--slurm", "--workdir", str(tmp_path / "work")).code == 0
+        calls = []
+        for program in ("train.py", "job.sh"):
+            for _ in range(2):
+                queue.forget()
+                assert call("run", "--detach", program).code == 0
+            calls += queue.calls()
+    assert calls == [*("sbatch --parsable job.sh",) * 2, "scontrol show job -o 41"]
+
+
 def test_a_job_whose_number_another_command_has_taken_is_planned_anew() -> None:
     """Its number is in the paths of its plan."""
     store, where = open_store(), cluster()
