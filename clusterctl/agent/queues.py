@@ -15,6 +15,8 @@ from . import processes, scripts
 
 AGE = 5
 """Seconds for which an answer of the queue is good for everybody, or its silence."""
+QUEUE_AGE = "CLUSTERCTL_QUEUE_AGE"
+"""The variable with the seconds for which an answer is good for whoever asks now, if more."""
 LIMIT = 12
 """Seconds that the queue has to answer a question: Slurm's own limit is 10."""
 HAND_IN = 120
@@ -166,6 +168,9 @@ class SlurmQueue:
         return None
 
 
+_OF_ROW = ("JB_job_number", "tasks", "state")
+
+
 class GridQueue:
     """The same of Grid Engine."""
 
@@ -184,8 +189,11 @@ class GridQueue:
         """None: the answer is not whole."""
         if "</job_info>" not in text:
             return None
-        rows = re.findall(r"<JB_job_number>(\d+)<.*?<state>([^<]*)<", text, re.DOTALL)
-        return "".join(f"{number}|{state}|\n" for number, state in rows)
+        rows = []
+        for block in text.split("<job_list")[1:]:
+            words = [re.search(f"<{name}>([^<]*)<", block) for name in _OF_ROW]
+            rows.append("{}_{}|{}|\n".format(*(word[1] if word else "" for word in words)))
+        return "".join(rows)
 
     def find_end(self, native: str, folder: str) -> Optional[str]:
         """`STATE|CODE|REASON` of a job that is in the queue no more."""
@@ -266,11 +274,12 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
 
     os.chdir(root)
     batch = SYSTEMS[system]
-    rows, asked = _ask(batch)
+    notes = [_find_age(os.path.join("jobs", number, "state")) for number in numbers]
+    text, asked = _ask(batch, min((age for age in notes if age is not None), default=0.0))
+    rows, said = parse_rows(text), _group_rows(text)
     if os.path.exists("queue.silent"):
         age = _find_age("queue")
-        said = "" if age is None else int(age)
-        yield f"@@silent {said}|{processes.read_text('queue.silent')}"
+        yield f"@@silent {'' if age is None else int(age)}|{processes.read_text('queue.silent')}"
     deaf = False
     for number in numbers:
         folder = os.path.join("jobs", number)
@@ -290,8 +299,9 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
                 yield from _tell_unsubmitted(folder, last)
         elif asked is not None and _is_older(folder, asked):
             if own and not deaf:
-                parts = batch.describe(native, rows.get(native, ""))
-                scripts.learn(folder, parts or ())
+                if scripts.has_news(folder, said.get(native, "")):
+                    parts = batch.describe(native, rows.get(native, ""))
+                    scripts.learn(folder, parts or (), said.get(native, ""))
                 ended = native not in rows and scripts.note_end(folder)
                 yield from _read_lines(folder)[len(lines) :]
                 if ended:
@@ -312,22 +322,32 @@ def _read_lines(folder: str) -> List[str]:
     return processes.read_text(os.path.join(folder, "state")).splitlines()
 
 
-def _ask(system: Any) -> Tuple[Dict[str, str], Optional[float]]:
-    """By number of a job, what the queue has said; and when it was asked, by the clock of the disk
-    that the notes of jobs are on. None: it never answered."""
-    if not _is_known():
+def _group_rows(text: str) -> Dict[str, str]:
+    """By number of a job, all that the queue has said of it and its tasks."""
+    found: Dict[str, List[str]] = {}
+    for line in text.splitlines():
+        found.setdefault(re.split("[_+|]", line)[0], []).append(line)
+    return {number: " ".join(lines) for number, lines in found.items()}
+
+
+def _ask(system: Any, news: float) -> Tuple[str, Optional[float]]:
+    """What the queue has said; and when it was asked, by the clock of the disk that the notes of
+    jobs are on. None: it never answered. `news`: the seconds since the last of these notes, of
+    which an answer that is older says nothing."""
+    if not _is_known(news):
         with open("queue.lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _is_known():
+            if not _is_known(news):
                 _ask_now(system)
     if not os.path.exists("queue") or not os.path.exists("queue.asked"):
-        return {}, None
-    return parse_rows(processes.read_text("queue")), os.stat("queue.asked").st_mtime
+        return "", None
+    return processes.read_text("queue"), os.stat("queue.asked").st_mtime
 
 
-def _is_known() -> bool:
-    ages = (_find_age("queue"), _find_age("queue.silent"))
-    return any(age is not None and age < AGE for age in ages)
+def _is_known(news: float) -> bool:
+    limits = {"queue": max(AGE, min(news, int(os.environ.get(QUEUE_AGE, 0)))), "queue.silent": AGE}
+    ages = ((_find_age(name), limit) for name, limit in limits.items())
+    return any(age is not None and age < limit for age, limit in ages)
 
 
 def _ask_now(system: Any) -> None:

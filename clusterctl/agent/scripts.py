@@ -20,6 +20,7 @@ from . import messages, processes
 OWN = "own.json"
 """What is handed in, and in which folder: messages.OwnScript."""
 PARTS = "parts.json"
+ROW = "parts.row"
 _OUTPUT = re.compile("\0(?:-[oe]|--output|--error)[\0=]*([^\0]+)")
 WAITING, RUNNING, ENDED = "waiting", "running", "ended"
 ALL_WELL = "COMPLETED"
@@ -170,9 +171,24 @@ def choose_environment(folder: str, own: "messages.OwnScript", in_place: bool) -
     return {**found, **own.variables}
 
 
-def learn(folder: str, parts: Sequence[Part]) -> None:
+def has_news(folder: str, row: str) -> bool:
+    """Whether the queue is to be asked for the parts of a job: `row`, what it lists of it, is not
+    as it was then. It knows nothing else of one that waits. "": it lists it no more."""
+    place = os.path.join(folder, ROW)
+    if row and row == processes.read_text(place):
+        return False
+    waits = re.match(r"[\d_]+\|(PENDING|h?qw)\|\S*$", row)
+    if waits and os.path.exists(os.path.join(folder, PARTS)):
+        processes.write(place, row)
+        return False
+    return True
+
+
+def learn(folder: str, parts: Sequence[Part], row: str = "") -> None:
     """Keeps what the queue says, and notes what is new. It forgets tasks that have ended, and says
-    little of those that wait."""
+    little of those that wait. `row`: as `has_news` got it."""
+    if parts and row:
+        processes.write(os.path.join(folder, ROW), row)
     before = _load(folder)
     known = dict(before)
     for part in parts:

@@ -182,7 +182,9 @@ class Direct(BatchSystem):
         """In the job's folder."""
         return ("/bin/sh", "-c", ask_agent("status", str(CLEAN_LIMIT)))
 
-    def status_commands(self, jobs: Sequence[Job], cluster: Cluster) -> Mapping[str, Sequence[Job]]:
+    def status_commands(
+        self, jobs: Sequence[Job], cluster: Cluster, age: float = 0.0
+    ) -> Mapping[str, Sequence[Job]]:
         root = cluster.launcher.root
         found = {}
         for job in jobs:

@@ -15,13 +15,14 @@ import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 from clusterctl import __version__
 from clusterctl.agent import messages
-from clusterctl.agent.queues import HAND_IN
+from clusterctl.agent.queues import HAND_IN, QUEUE_AGE
 from clusterctl.agent.scripts import OWN
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.system import BatchSystem, Preview
@@ -445,7 +446,9 @@ class QueueSystem(BatchSystem):
             return f"the queue does not answer; {status} when it does again"
         return f"check the options of the job; {status} partitions and queues"
 
-    def status_commands(self, jobs: Sequence[Job], cluster: Cluster) -> Mapping[str, Sequence[Job]]:
+    def status_commands(
+        self, jobs: Sequence[Job], cluster: Cluster, age: float = 0.0
+    ) -> Mapping[str, Sequence[Job]]:
         """One question for all of them."""
         if not jobs:
             return {}
@@ -455,6 +458,7 @@ class QueueSystem(BatchSystem):
         own = assets.locate_agent(".")
         return {
             f"cd {shlex.quote(cluster.launcher.root)} || exit; {write_unset(self.emits)};"
+            f"{f' {QUEUE_AGE}={age:.0f}; export {QUEUE_AGE};' if age else ''}"
             f" for run in {own} agent/*/run; do if [ -e $run ]; then"
             f" exec /bin/sh $run survey . {self.system} {numbers}; fi; done;"
             f" exec /bin/sh bin/survey {numbers}": jobs
@@ -563,12 +567,13 @@ def _check_points(spec: JobSpec) -> None:
             )
 
 
-def _split_sections(text: str) -> dict[int, tuple[str, list[str]]]:
+@lru_cache(maxsize=1)  # each of a thousand jobs reads the same text
+def _split_sections(text: str) -> Mapping[int, tuple[str, Sequence[str]]]:
     """A survey's answers by job: the batch system's number, and the lines."""
     found: dict[int, tuple[str, list[str]]] = {}
     lines: list[str] = []
     for line in text.splitlines():
-        words = line.split()
+        words = line.split() if line.startswith("@@job") else []
         if words[:1] == ["@@job"] and len(words) > 1 and words[1].isdecimal():
             lines = []
             found[int(words[1])] = (words[2] if len(words) > 2 else "", lines)

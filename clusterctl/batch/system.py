@@ -153,8 +153,11 @@ class BatchSystem(ABC):
         return "--verbose shows more"
 
     @abstractmethod
-    def status_commands(self, jobs: Sequence[Job], cluster: Cluster) -> Mapping[str, Sequence[Job]]:
-        """What asks for these jobs, from any folder, and for which of them each asks."""
+    def status_commands(
+        self, jobs: Sequence[Job], cluster: Cluster, age: float = 0.0
+    ) -> Mapping[str, Sequence[Job]]:
+        """What asks for these jobs, from any folder, and for which of them each asks. What a queue
+        has said may be that old, in seconds, or AGE."""
 
     def describe_silence(self, answer: str) -> str:
         """For people: that the queue has not answered; "" where it has."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from clusterctl.actions import common, costs, node_loss
+from clusterctl.actions import common, costs
 from clusterctl.actions import jobs as actions_jobs
 from clusterctl.actions import metrics as actions_metrics
 from clusterctl.cli.console import BAD, GOOD, Console, escape, format_records, paint
@@ -141,6 +141,8 @@ def logs(given: Logs, console: Console) -> None:
 def _print(given: Logs, store: Store, number: int, console: Console, printer: Printer) -> int:
     """The output of the job, and with --follow of the one that continues it; the number of the
     last."""
+    from clusterctl.actions import node_loss  # with all of `run`
+
     where, follow = (given.cluster, console.report), given.follow
     silent = True
     try:
@@ -160,6 +162,8 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
 
 def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job:
     """A job that may have lost nodes while nobody followed it, as its --on-node-loss says."""
+    from clusterctl.actions import node_loss
+
     files = [path for name in job.spec.env_files if (path := Path(name)).is_file()]
     return node_loss.run_again(
         store,

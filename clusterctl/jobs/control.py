@@ -29,9 +29,12 @@ FORCE_TIMEOUT = 9.0
 """Seconds that a job has to be gone after it was taken from its queue."""
 
 
-def refresh(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER) -> Job:
-    """The job as the launcher knows it now. Unchanged if the launcher does not answer in time."""
-    (found,) = refresh_all((job,), cluster, pool, deadline=deadline)
+def refresh(
+    job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVER, age: float = 0.0
+) -> Job:
+    """The job as the launcher knows it now. Unchanged if the launcher does not answer in time.
+    `age`: as of `status_commands`."""
+    (found,) = refresh_all((job,), cluster, pool, deadline=deadline, age=age)
     return found
 
 
@@ -41,12 +44,13 @@ def refresh_all(
     pool: Pool,
     report: Reporter = lambda text: None,
     deadline: Deadline = NEVER,
+    age: float = 0.0,
 ) -> tuple[Job, ...]:
     """All these jobs of one cluster. `report` hears of a queue that does not answer. Those not
     asked after by the deadline are unchanged."""
     system, name = load_system(cluster.system), cluster.launcher.name
     found: dict[int, Job] = {}
-    for command, asked in system.status_commands(jobs, cluster).items():
+    for command, asked in system.status_commands(jobs, cluster, age).items():
         if deadline.passed:
             break
         limit = min(system.ask_limit, deadline.left)

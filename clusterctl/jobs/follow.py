@@ -791,7 +791,8 @@ class Follower:
             elif self._nodes.is_abandoned() or (
                 not self._system.places_ranks and clock.should_ask(at)
             ):
-                self.job = control.refresh(self.job, self._cluster, self._pool)
+                age = clock.patience  # all who follow jobs share what the queue says
+                self.job = control.refresh(self.job, self._cluster, self._pool, age=age)
             self._report_wait()
             if self.job.state is JobState.RUNNING and clock.should_tell(at):
                 self._tell_silence()

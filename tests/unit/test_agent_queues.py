@@ -35,8 +35,9 @@ def test_how_grid_engine_says_that_a_job_has_ended(text: str, found: str) -> Non
 
 def test_grid_engine_answers_whole_or_not_at_all() -> None:
     one = "<job_list state='running'>\n<JB_job_number>{}</JB_job_number>\n<state>{}</state>\n"
-    text = f"<job_info>{one.format(41, 'qw')}{one.format(42, 'r')}</job_info>\n"
-    assert sge.parse_queue(text) == "41|qw|\n42|r|\n"
+    task = one.format(42, "r") + "<tasks>3</tasks>\n"
+    text = f"<job_info>{one.format(41, 'qw')}{task}</job_info>\n"
+    assert sge.parse_queue(text) == "41_|qw|\n42_3|r|\n"
     assert sge.parse_queue(text[:-15]) is None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import queues
+from clusterctl.agent import queues, scripts
 from clusterctl.batch import queue
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState
@@ -175,6 +175,59 @@ def test_a_silent_queue_is_told_and_asked_once(login: Path, ago: int | None, sai
     (login.parent / "fake" / "down").unlink()
     _age(login / "queue.silent", 10)
     assert load_system("slurm").describe_silence(answer(login)) == ""
+
+
+def test_who_follows_jobs_shares_an_older_answer(
+    login: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a note of the job is newer than the answer, which then says nothing of it."""
+    asked = login.parent / "fake" / "asked"
+    survey(login)
+    for name in ("queue", "queue.asked"):
+        _age(login / name, 40)
+    monkeypatch.setenv(queues.QUEUE_AGE, "50")
+    assert survey(login)[1].reason == "Priority"
+    assert asked.read_text() == "asked\n"
+    (login / "jobs" / "1" / "state").write_text("queued 101\n")
+    survey(login)
+    assert asked.read_text() == "asked\n" * 2
+    for name in ("queue", "queue.asked"):
+        _age(login / name, 40)
+    _age(login / "jobs" / "1" / "state", 60)
+    monkeypatch.delenv(queues.QUEUE_AGE)
+    survey(login)
+    assert asked.read_text() == "asked\n" * 3
+
+
+def test_the_parts_of_a_script_are_asked_for_when_its_row_has_changed(login: Path) -> None:
+    """Of a thousand jobs that wait, none is asked for one by one."""
+    fake, folder = login.parent / "fake", login / "jobs" / "1"
+    put(fake, scontrol=f'#!/bin/sh\necho "$4" >>"$FAKE/parts"\n{SCONTROL[10:]}')
+    (folder / scripts.OWN).write_text("{}")
+    (folder / scripts.PARTS).write_text("{}")
+    row = "JobId=10 JobState={} StdOut=/dev/null StartTime=Unknown ExitCode=0:0 BatchHost=c1\n"
+    (fake / "known").write_text(row.format("RUNNING"))
+    for state, times in (("PENDING", 0), ("RUNNING", 1), ("RUNNING", 1), ("SUSPENDED", 2)):
+        (fake / "queue").write_text(f"10|{state}|None\n")
+        (login / "queue").unlink(missing_ok=True)
+        survey(login, [1])
+        _age(folder / "state", 60)
+        parts = fake / "parts"
+        assert (parts.read_text() if parts.exists() else "") == "10\n" * times, state
+
+
+def test_a_thousand_jobs_read_their_survey_once(login: Path) -> None:
+    class Text(str):
+        read = 0
+
+        def splitlines(self, keepends: bool = False) -> list[str]:
+            Text.read += 1
+            return super().splitlines(keepends)
+
+    text = Text(answer(login))
+    for number in (1, 2, 3):
+        load_system("slurm").parse_status(replace(batch_job("slurm"), id=number), text)
+    assert Text.read == 1
 
 
 SBATCH = """#!/bin/sh
