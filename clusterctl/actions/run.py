@@ -69,22 +69,23 @@ REMARKS = 64_000
 """Bytes at the end of a failed rank's stderr that are searched for the cause."""
 
 
-def suggest(store: Store, job: Job) -> str:
+def suggest(store: Store, job: Job, remarks: str = "") -> str:
     """The line in which the rank that failed first says why, with what it means and what to do; ""
-    for what is not known."""
+    for what is not known. `remarks`: the launcher's, which count where the rank says nothing."""
     failure = job.failure
     if job.state is not JobState.FAILED or failure is None:
         return ""
-    path = store.locate_job_folder(job.id) / "out" / failure.node / f"rank-{failure.rank}.err"
-    try:
-        with path.open("rb") as file:
+    text = ""
+    # Of a job of a queue, all output comes by way of the login node.
+    for path in store.locate_job_folder(job.id).glob(f"out/*/rank-{failure.rank}.err"):
+        with suppress(OSError), path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - REMARKS))
             text = file.read().decode(errors="replace")
-    except OSError:
+    if not text and not remarks:
         return ""
     from clusterctl.insight import messages  # its tables are of no use to a job that succeeds
 
-    found = messages.find_known_message(text)
+    found = messages.find_known_message(text) or messages.find_known_message(remarks)
     if (found is None or found.line in programs.find_lines(text)) and (
         why := programs.explain_missing_file(text)
     ):
@@ -194,14 +195,14 @@ def follow_to_end(at: Connected, job: Job, on_output: OnOutput) -> Job:
             store.save_job(job)
         if synced := keeper.finish(job):
             report(synced)
-    said = ""
+    said = remarks = ""
     if has_never_started(job):
         said = control.read_messages(job, cluster, pool)
     elif job.state is JobState.FAILED and (remarks := control.read_remarks(job, cluster, pool)):
         report(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")
     if error := explain_failure(job, said):
         raise error
-    if hint := suggest(store, job):
+    if hint := suggest(store, job, remarks):
         report(hint)
     return job
 

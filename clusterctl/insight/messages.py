@@ -52,6 +52,9 @@ def load_tables() -> Tables:
 MEETINGS = frozenset({"gloo-size", "mpi-truncated"})
 """Rows that ranks print when they have met in a collective and do not fit together."""
 
+BATCH_MEMORY = "batch-memory"
+"""The row of a batch system that has killed a rank, which can print nothing itself."""
+
 TIMEOUTS = frozenset({"gloo-timeout", "nccl-timeout"})
 """Rows that ranks print when they have waited for others in a collective for too long."""
 
@@ -83,6 +86,9 @@ _SET: Mapping[str, Callable[[Job, Mapping[str, str]], bool]] = {
     r"--backend gloo": lambda job, _: job.spec.backend == "gloo",
     r"--backend=gloo": lambda job, _: any("gloo" in word for word in job.spec.program.args),
     r"--device=cpu": lambda job, _: any("cpu" in word for word in job.spec.program.args),
+    r"--disk": lambda job, _: job.scheduler != "direct",
+    r"-l h_vmem": lambda job, _: job.scheduler != "sge",
+    r"--mem\b": lambda job, _: job.scheduler != "slurm",
     r"--allow-cpu": lambda job, _: job.spec.allow_cpu or not job.spec.program.bundled,
     r"--ranks-per-node": lambda job, _: all(place.count <= 1 for place in job.placement),
     r"-e (?P<name>\w+)=(?P<value>\w+)": lambda job, found: (

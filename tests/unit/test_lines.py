@@ -28,16 +28,16 @@ from tests.unit.making import job
 from tests.unit.scripts import processes
 
 
-def failed(text: str) -> str:
-    """What is said of a job whose rank 1 wrote that to its stderr."""
+def failed(text: str, remarks: str = "", folder: str = "worker-2", **changes: str) -> str:
+    """What is said of a job whose rank 1 wrote that to its stderr. `folder`: where it lies."""
     failure = RankFailure(rank=1, node="worker-2", exit_code=1)
-    made = job(state=JobState.FAILED, program_exit_code=1, failure=failure)
+    made = job(state=JobState.FAILED, program_exit_code=1, failure=failure, **changes)
     store = open_store()
     store.save_job(made)
-    path = store.locate_job_folder(made.id) / "out" / "worker-2" / "rank-1.err"
+    path = store.locate_job_folder(made.id) / "out" / folder / "rank-1.err"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    return suggest(store, made)
+    return suggest(store, made, remarks)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,23 @@ def failed(text: str) -> str:
 def test_a_failed_run_says_what_to_do(text: str, hint: str) -> None:
     line, advice = failed(f"Traceback (most recent call last):\n{text}\n").split("\n")
     assert line == text.rpartition("\n")[2]
+    assert hint in advice
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "remarks", "hint"),
+    [
+        ("slurm", "OSError: [Errno 122] Disk quota exceeded: 'out.pt'", "", "`quota -s`"),
+        ("slurm", "", "srun: error: c2: task 1: Out Of Memory", "--mem or"),
+        ("sge", "MemoryError", "", "h_vmem"),
+    ],
+)
+def test_a_failed_job_of_a_queue_says_what_to_do(
+    system: str, text: str, remarks: str, hint: str
+) -> None:
+    """All of its output comes by way of the login node."""
+    line, advice = failed(f"{text}\n", remarks, "login", scheduler=system).split("\n")
+    assert line == (text or remarks)
     assert hint in advice
 
 

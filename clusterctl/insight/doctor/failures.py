@@ -111,7 +111,7 @@ def _is_consequence(rank: Rank) -> bool:
 
 def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
     error = find_last_error(rank.err)
-    match = _find_message(rank)
+    match = _find_message(rank) or _find_killer(evidence, rank)
     if match and match.message.name in messages.MEETINGS:
         places = _find_places(evidence)
         if len(places) > 1:
@@ -158,6 +158,14 @@ def _find_message(rank: Rank) -> Match | None:
     match = messages.find_known_message(f"{drop_handled(rank.err)}\n{rank.out}")
     error = "".join(find_last_error(rank.err)[-1:])
     return None if match and _OWN.match(error) and not messages.find_known_message(error) else match
+
+
+def _find_killer(evidence: Evidence, rank: Rank) -> Match | None:
+    """What the launcher says of a rank that was killed without a word: a batch system whose limit
+    on memory it has reached."""
+    heard = "".join(view.launcher_said for view in evidence.nodes.values())
+    match = messages.find_known_message(heard) if rank.exit_code == KILLED else None
+    return match if match and match.message.name == messages.BATCH_MEMORY else None
 
 
 def _name_late(evidence: Evidence, match: Match, waited: Rank, found: Finding) -> Finding:
@@ -242,7 +250,7 @@ def _explain_match(
     return Finding(
         f"message:{message.name}",
         f"{place}: {message.cause}",
-        message.advice,
+        messages.advise(message.advice, evidence.job),
         (match.line, message.source),
         (rank.number,) if rank else (),
         (rank.node,) if rank else (),
