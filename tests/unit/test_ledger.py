@@ -85,6 +85,37 @@ def test_what_was_seen_is_counted_as_it_was_and_the_rest_as_long_as_it_can_have_
     assert settle([see(2, at), lost, see(100, at)], PLAN) == [("instance", 1, None, False)]
 
 
+def test_what_nobody_ends_costs_until_it_is_seen_gone() -> None:
+    kept = thing(lasts=True)
+    gone = see(900, gone=("i-1",))
+    assert settle([see(2, kept), gone], PLAN) == [("instance", 1, 901, True)], "no deadline ends it"
+    gateway, address = row("nat", GATEWAY, JUNE), row("nat", GATEWAY_ADDRESS, JUNE)
+    assert settle([see(900)], gateway) == [(GATEWAY, 0, 901, True)], "its up was cut off"
+    held = Thing(id="eip-1", node="nat", part=GATEWAY_ADDRESS, since=JUNE + 60)
+    lost = [see(2, held), see(9, gone=("eip-1",))]
+    assert settle(lost, address) == [(GATEWAY_ADDRESS, 1, 10, False)], "it is looked for at once"
+
+
+def test_clocks_may_differ_by_a_minute() -> None:
+    started = thing(since=60, born=JUNE + 59.5 * 60)
+    assert settle([see(61, started)], PLAN) == [("instance", 60, None, False)], "its first start"
+    ended = replace(PLAN, since=JUNE + 30, until=JUNE + 600)
+    assert settle([see(2, thing(since=0)), see(20, gone=("i-1",))], ended) == [
+        ("instance", 0, 21, True)
+    ], "the run that the record has is this one"
+    dearer = replace(PLAN, since=JUNE + 90, hourly=2.0)
+    made = make_cluster(charges=(PLAN, dearer))
+    [charge] = ledger.settle(made, [see(2, thing(since=1))])
+    assert charge.hourly == 2.0, "what was planned last before it began"
+
+
+def test_a_row_of_a_network_is_not_that_of_an_earlier_run() -> None:
+    """It never stops: what the record has of it is the same, with an end that was a guess."""
+    gateway = replace(row("nat", GATEWAY, JUNE), thing="nat-1", until=JUNE + 60)
+    shown = Thing(id="nat-1", node="nat", part=GATEWAY, since=JUNE + 120)
+    assert settle([see(3, shown)], gateway) == [(GATEWAY, 2, None, False)]
+
+
 def test_a_machine_that_was_started_again_ran_until_then_where_nobody_saw_it_stop() -> None:
     again = thing(since=60)
     unseen = [("instance", 1, 60, True), ("instance", 60, None, False)]
