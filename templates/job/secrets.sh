@@ -20,5 +20,5 @@ if [ -n "$cctl_kept" ] && printf %s "$cctl_env" 2>/dev/null >"$cctl_kept"; then
     ln -sfn "$cctl_kept" env || exit
 else
     rm -f env ${cctl_kept:+"$cctl_kept"}
-    printf %s "$cctl_env" >env || exit
+    printf %s "$cctl_env" >./env || exit
 fi
