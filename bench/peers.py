@@ -33,8 +33,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clusterctl.core import keys
 from clusterctl.state.home import find_home
 from clusterctl.state.store import Store
+from tests.sim.sge import Sge
+from tests.sim.slurm import Slurm
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "peers.json"
@@ -493,6 +496,44 @@ def first_hour(peers: Path, rounds: int) -> list[Comparison]:
     ]
 
 
+def submissions(peers: Path, rounds: int) -> list[Comparison]:
+    """A job of one file, from this machine to the number that the queue gives it."""
+    small = Path("small").absolute()
+    small.mkdir()
+    (small / "hi.py").write_text("print('hi')\n")
+    found = []
+    for kind, bare in ((Slurm, "sbatch --parsable --wrap true"), (Sge, "echo true | qsub -terse")):
+        system = kind.__name__.lower()
+        folder = Path(system).absolute()
+        ssh = folder / "person" / ".ssh"
+        ssh.mkdir(parents=True, mode=0o700)
+        lab = kind.start(folder)
+        try:
+            allowed = folder / "root" / ".ssh" / "authorized_keys"
+            allowed.parent.mkdir(mode=0o700)
+            allowed.write_text(keys.ensure(ssh / "id_ed25519") + "\n")
+            lab.machines.sshd("login")
+            (ssh / "known_hosts").write_text(f"{lab.login.address} {lab.login.public_key}\n")
+            files = f"IdentityFile {ssh}/id_ed25519\nUserKnownHostsFile {ssh}/known_hosts\n"
+            (ssh / "config").write_text(
+                f"Host cluster\nHostName {lab.login.address}\nUser root\n{files}"
+            )
+            person = {"HOME": str(ssh.parent), "CLUSTERCTL_HOME": str(folder / "state")}
+            where: dict[str, Any] = {"env": {**os.environ, **person}, "cwd": small}
+            where["env"]["PYTHONPATH"] = str(HERE.parent)
+            quiet([*CTL, "attach", "site", f"--{system}", "cluster"], **where)
+            commands = {
+                OURS: [*CTL, "run", "--detach", "--quiet", "hi.py"],
+                "ssh": ["ssh", "-F", str(ssh / "config"), "cluster", bare],
+            }
+            seconds = alternate(commands, rounds, **where)
+            what = f"a job for {system}, until it has its number"
+            found.append(Comparison("submissions", what, seconds, {"ssh": 4}, bare))
+        finally:
+            lab.stop()
+    return found
+
+
 def records(peers: Path, rounds: int) -> list[Comparison]:
     """What 1,000 nodes and 10,000 jobs cost the verbs that only read the records."""
     Path("hi.py").write_text("print('hi')\n")
@@ -540,6 +581,7 @@ SECTIONS: Mapping[str, Callable[[Path, int], list[Comparison]]] = {
     "first hour": first_hour,
     "copies": copies,
     "records": records,
+    "submissions": submissions,
 }
 
 
