@@ -71,6 +71,7 @@ class Direct(BatchSystem):
     """Needs nothing on the launcher but Python and ssh."""
 
     launchers = ("mpirun", "torchrun")
+    asks_for_more = ("--disk",)
     emits = "sh"
     places_ranks = True
     start_limit = 60.0

@@ -89,6 +89,7 @@ class Sge(QueueSystem):
     system = "sge"
     prefix = "#$"
     emits = "qsub"
+    asks_for_more = ("-l h_vmem",)
     hands_in = queues.GridQueue.HAND_IN
     waits = WAITS
     end = queues.GridQueue.END

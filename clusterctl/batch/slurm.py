@@ -95,6 +95,7 @@ class Slurm(QueueSystem):
     system = "slurm"
     prefix = "#SBATCH"
     emits = "sbatch"
+    asks_for_more = ("--mem",)
     hands_in = queues.SlurmQueue.HAND_IN
     waits = WAITS
     end = queues.SlurmQueue.END

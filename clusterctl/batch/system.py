@@ -61,6 +61,8 @@ class BatchSystem(ABC):
     """What `--launcher` may name; the first is the default."""
     emits: ClassVar[str]
     """The kind of script that `emit` writes, as `--emit` names it."""
+    asks_for_more: ClassVar[tuple[str, ...]] = ()
+    """The options for more memory or disk, as advice names them."""
     example_size: ClassVar[str] = ""
     """Options of `run` for a job of two ranks, where they are needed."""
     places_ranks: ClassVar[bool]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+from clusterctl.batch.system import load_system
 from clusterctl.core import assets
 from clusterctl.core.job import Job
 from clusterctl.core.values import dataclass
@@ -86,9 +87,9 @@ _SET: Mapping[str, Callable[[Job, Mapping[str, str]], bool]] = {
     r"--backend gloo": lambda job, _: job.spec.backend == "gloo",
     r"--backend=gloo": lambda job, _: any("gloo" in word for word in job.spec.program.args),
     r"--device=cpu": lambda job, _: any("cpu" in word for word in job.spec.program.args),
-    r"--disk": lambda job, _: job.scheduler != "direct",
-    r"-l h_vmem": lambda job, _: job.scheduler != "sge",
-    r"--mem\b": lambda job, _: job.scheduler != "slurm",
+    r"(?P<more>--disk|-l h_vmem|--mem\b)": lambda job, found: (
+        found["more"] not in load_system(job.scheduler).asks_for_more
+    ),
     r"--allow-cpu": lambda job, _: job.spec.allow_cpu or not job.spec.program.bundled,
     r"--ranks-per-node": lambda job, _: all(place.count <= 1 for place in job.placement),
     r"-e (?P<name>\w+)=(?P<value>\w+)": lambda job, found: (

@@ -181,7 +181,7 @@ class Replaced:
 
     ask_limit, places_ranks = 5.0, True
 
-    def status_commands(self, jobs: Sequence[Job], _: Cluster) -> dict[str, Sequence[Job]]:
+    def status_commands(self, jobs: Sequence[Job], *_: object) -> dict[str, Sequence[Job]]:
         return {"status": jobs}
 
     def describe_silence(self, text: str) -> str:

@@ -15,8 +15,15 @@ from tests.unit.tables import rows
 
 Member = tuple[str, str, str]
 """Name, type, and content or target."""
-F, D, S, H = "FDSH"
-TYPES = {F: tarfile.REGTYPE, D: tarfile.DIRTYPE, S: tarfile.SYMTYPE, H: tarfile.LNKTYPE}
+F, D, S, H, PIPE, DEVICE = "FDSHPC"
+TYPES = {
+    F: tarfile.REGTYPE,
+    D: tarfile.DIRTYPE,
+    S: tarfile.SYMTYPE,
+    H: tarfile.LNKTYPE,
+    PIPE: tarfile.FIFOTYPE,
+    DEVICE: tarfile.CHRTYPE,
+}
 
 
 def archive(*members: Member) -> io.BytesIO:
@@ -92,8 +99,8 @@ def test_links_that_lead_out_and_devices_are_left_out(inner: Path) -> None:
         inner,
         ("abs", S, "/etc/passwd"),
         ("up", S, "../x"),
-        ("pipe", tarfile.FIFOTYPE, ""),
-        ("null", tarfile.CHRTYPE, ""),
+        ("pipe", PIPE, ""),
+        ("null", DEVICE, ""),
         ("good", F, "x"),
     )
     assert [line.partition(":")[0] for line in left_out] == ["abs", "up", "pipe", "null"]

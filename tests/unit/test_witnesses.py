@@ -174,7 +174,8 @@ def test_up_goes_on_with_the_cluster_or_removes_it_or_makes_none(
         lost = "state of cluster lab is lost" in said.err
         assert lost is (state in (EMPTY, GONE))
         running = sum(name.startswith("i-") for name in before)
-        assert (f"{running} machines, ${running}.0" in said.err) is bool(running)
+        kept = next((x for x in said.err.splitlines() if "still running: " in x), "")
+        assert (f", ${running}.00/h until " in kept) is bool(running)
         return
     if (record, state) == (GONE, RIGHT):
         assert f"found cluster {ID} without a local record; removing it first" in said.err
