@@ -17,7 +17,7 @@ from clusterctl.batch import verdict
 from clusterctl.cli.console import Console
 from clusterctl.cli.output import document, format_duration, report_result
 from clusterctl.core.job import Job, JobState
-from clusterctl.core.model import Cluster, NodeResult
+from clusterctl.core.model import NodeResult
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.jobs import control
 from clusterctl.jobs.follow import StartSignals
