@@ -133,7 +133,9 @@ def logs(given: Logs, console: Console) -> None:
     for hang in ended.hangs:
         console.note(actions_jobs.describe_hang(ended, hang))
     if given.follow or (given.json and ended.state.ended):
-        finish(console, ended)
+        code = finish(console, ended)
+        if given.follow:  # as `run` would
+            raise typer.Exit(code)
     else:
         console.document(**job_document(ended), exit_code=None)
 

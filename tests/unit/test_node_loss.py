@@ -336,5 +336,6 @@ def test_a_job_that_asked_for_nothing_is_only_followed(
     site: Staged, tmp_path: Path, call: Call, policy: str
 ) -> None:
     run_away(site, tmp_path, policy)
-    call("logs", "1", "-f")
+    assert call("logs", "1", "-f").code == 4, "as run would"
+    assert call("logs", "1").code == 0
     assert numbers(site) == [1]
