@@ -19,7 +19,7 @@ else:
     def dataclass(
         cls: type | None = None, *, frozen: bool = False, eq: bool = True, **how: bool
     ) -> Any:
-        """As that of the standard library."""
+        """As that of the standard library, for classes without __post_init__ and InitVar."""
         if cls is None:
             return partial(dataclass, frozen=frozen, eq=eq, **how)
         own = set(vars(cls))
@@ -28,6 +28,13 @@ else:
             if name not in own:
                 setattr(made, name, method)
         return made
+
+
+class _Default:
+    """Stands for what a factory makes, where a signature is shown."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
 
 
 def _make_methods(cls: Any, frozen: bool, eq: bool) -> dict[str, Any]:
@@ -65,7 +72,7 @@ def _make_methods(cls: Any, frozen: bool, eq: bool) -> dict[str, Any]:
 
 
 def _compile_init(cls: type) -> Callable[..., None]:
-    known: dict[str, Any] = {"_set": object.__setattr__, "_none": dataclasses.MISSING}
+    known: dict[str, Any] = {"_set": object.__setattr__, "_none": _Default()}
     plain: list[str] = []
     named: list[str] = []
     lines: list[str] = []
@@ -82,6 +89,8 @@ def _compile_init(cls: type) -> Callable[..., None]:
     exec("\n".join([f"def __init__({words}):", *lines, " pass"]), known)
     made: Callable[..., None] = known["__init__"]
     made.__qualname__ = f"{cls.__qualname__}.__init__"
+    made.__annotations__ = {field.name: field.type for field in dataclasses.fields(cls)}
+    made.__annotations__["return"] = None
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import pickle
 from dataclasses import FrozenInstanceError, asdict, field, replace
 from typing import Any
@@ -131,3 +132,13 @@ def try_all(dataclass: Any) -> list[Any]:
 
 def test_our_dataclass_does_the_same() -> None:
     assert try_all(values.dataclass) == try_all(dataclasses.dataclass)
+
+
+def test_a_signature_is_that_of_dataclasses() -> None:
+    """As `help()` and notebooks show it, once there is an object."""
+    shown = []
+    for dataclass in (values.dataclass, dataclasses.dataclass):
+        point, *_ = define(dataclass)
+        point(1)
+        shown.append(str(inspect.signature(point)))
+    assert shown[0] == shown[1]
