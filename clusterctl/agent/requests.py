@@ -165,7 +165,8 @@ def _find_obstacle(row: Dict[str, str], options: str) -> str:
     if state != "UP":
         return f"partition {name} is {state.lower()}"
     asked, most = _find(options, "-t|--time(?!-)"), row.get("MaxTime", "")
-    if _read_minutes(asked) > _read_minutes(most) > 0:
+    least = asked and _find(options, "--time-min", asked)  # as little as that will do
+    if _read_minutes(least) > _read_minutes(most) > 0:
         return f"partition {name} allows jobs of {most}, not --time {asked}"
     nodes = re.match(r"\d+", _find(options, "-N|--nodes(?!-)"))
     for key, what in (("MaxNodes", "allows"), ("TotalNodes", "has")):
