@@ -226,7 +226,14 @@ class QueueSystem(BatchSystem):
     # ---------------------------------------------------------------------------- before the start
 
     def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
-        if spec.hosts:
+        own = spec.program.kind is ProgramKind.BATCH
+        span = re.fullmatch(r"\d+-(\d+)", ",".join(spec.hosts))
+        if span and not own:
+            raise UsageError(
+                f"--nodes {span[0]}: a range of nodes works only with a batch script of your own",
+                hint=f"--nodes {span[1]}: ranks are counted before the job starts",
+            )
+        if spec.hosts and not span:
             limit = find_limit("run", "--nodelist", (cluster.system,))
             hint = f"`run --nodelist {','.join(spec.hosts)}`" if limit is None else "leave it out"
             raise UsageError(
@@ -234,7 +241,7 @@ class QueueSystem(BatchSystem):
                 hint=hint,
             )
         self.check(spec)
-        if spec.program.kind is ProgramKind.BATCH:
+        if own:
             return spec, (Placement(node=UNPLACED, first=0, count=1),)
         spec = self._give_time(spec)
         if spec.is_sweep:

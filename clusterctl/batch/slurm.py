@@ -327,8 +327,9 @@ def _list_array(spec: JobSpec) -> list[str]:
 
 
 def list_size(spec: JobSpec) -> list[str]:
-    """How many nodes and tasks."""
-    lines = [f"--nodes={spec.nodes}"] if spec.nodes else []
+    """How many nodes and tasks. Instead of hosts, a script of the user's own has `1-3`."""
+    nodes = spec.nodes or ",".join(spec.hosts)
+    lines = [f"--nodes={nodes}"] if nodes else []
     if spec.ranks_per_node:
         lines.append(f"--ntasks-per-node={spec.ranks_per_node}")
     if spec.ranks:
