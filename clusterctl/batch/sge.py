@@ -54,9 +54,10 @@ def translate_mail_type(text: str) -> str:
 
 def _check_resources(text: str) -> str:
     for item in text.split(","):
-        name, _, value = item.partition("=")
+        name, sign, value = item.partition("=")
+        value = value if sign else "TRUE"  # as qsub reads a name alone
         if not (name and value):
-            raise UsageError(f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive=TRUE")
+            raise UsageError(f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive")
         if name in TIMES and not re.fullmatch(r"\d+|\d*:\d*:\d*|INFINITY", value, re.A | re.I):
             raise UsageError(
                 f"-l {item}: {value!r} is not a time", hint=f"-l {name}=12:00:00, or seconds"
@@ -110,8 +111,14 @@ class Sge(QueueSystem):
 
     def resolve_size(self, spec: JobSpec) -> JobSpec:
         """Grid Engine counts slots, one rank each. UsageError for more ranks than slots."""
-        most = re.search(r"\d+$", spec.native.get("pe", ""), re.ASCII)
-        slots = int(most[0]) if most else 1  # of fewer, the script gives each a rank
+        slots = count_slots(spec)  # of fewer, the script gives each a rank
+        if not slots:
+            name, _, given = spec.native["pe"].partition(" ")
+            raise UsageError(
+                f"-pe {name} {given}: without a limit, it works only with a batch script of your"
+                " own",
+                hint=f"give the most ranks, too: -pe {name} {given}16",
+            )
         if spec.ranks > slots:
             raise UsageError(
                 f"--ranks {spec.ranks} do not fit into {count(slots, 'slot')}",
@@ -121,8 +128,7 @@ class Sge(QueueSystem):
 
     def warn_of_sharing(self, spec: JobSpec, site_info: Mapping[str, str]) -> str:
         """Sites name their GPUs as they like, and count them per slot or once for a job."""
-        most = re.search(r"\d+$", spec.native.get("pe", ""), re.ASCII)
-        slots = int(most[0]) if most else 1
+        slots = count_slots(spec)
         for item in spec.native.get("l", "").split(","):
             name, _, value = item.partition("=")
             if GPUS.fullmatch(name) and value.isdecimal():
@@ -155,8 +161,7 @@ class Sge(QueueSystem):
     def write_start(self, job: Job, starter: str) -> str:
         if "pe" not in job.spec.native:
             return call_mpirun("1", job.spec)
-        least, _, most = job.spec.native["pe"].rpartition(" ")[2].partition("-")
-        spread = job.ranks < int(most or least)
+        spread = job.ranks < count_slots(job.spec)
         ranks = str(job.ranks) if spread else '"$NSLOTS"'
         hosts = f'--hostfile "$TMPDIR/hosts"{" --map-by node" if spread else ""}'
         return f"{call_mpirun(ranks, job.spec)} {hosts}"
@@ -217,6 +222,13 @@ def _list_native(spec: JobSpec) -> list[str]:
             hint=f"leave it out; for a command of the nodes: run -- {spec.program.target}",
         )
     return [*known, *arguments]
+
+
+def count_slots(spec: JobSpec) -> int:
+    """The most that -pe asks for, 1 without it; 0: there is no limit."""
+    items = spec.native.get("pe", "1").rpartition(" ")[2].split(",")
+    ends = [item.rpartition("-")[2] for item in items]
+    return 0 if "" in ends else max(map(int, ends))
 
 
 def find_time_limit(spec: JobSpec) -> int:

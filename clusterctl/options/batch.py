@@ -47,10 +47,12 @@ class BatchOptions:
 
 
 def _read_slots(words: list[str], option: str) -> str:
-    """`mpi 8` or `mpi 2-8`: from the least to the most that help."""
-    least, dash, most = words[1].partition("-")
-    ends = (least, most) if dash else (least,)
-    if not all(end.isdecimal() and int(end) for end in ends) or (dash and int(least) > int(most)):
+    """`mpi 8`, or from the least to the most that help: `2-8`, `2-`, `-8`, or several: `2,4-8`."""
+    for item in words[1].split(","):
+        ends = [end for end in item.split("-", 1) if end]
+        numbers = ends and all(end.isdecimal() and int(end) for end in ends)
+        if numbers and int(ends[0]) <= int(ends[-1]):
+            continue
         raise UsageError(
             f"{option} {words[1]!r}: expected a number of slots, or the least and the most of them",
             hint=f"for example {words[0]} 8 or {words[0]} 2-8",
@@ -116,7 +118,7 @@ BATCH_SYSTEMS = {
         emits="qsub",
         passed={
             "-pe": partial(Option, metavar="NAME SLOTS", empty="", words=2, check=_read_slots),
-            "-l": partial(texts, help="", metavar="NAME=VALUE"),
+            "-l": partial(texts, help="", metavar="NAME[=VALUE]"),
             **dict.fromkeys(("--queue", "--project"), text),
             "--qsub-arg": _any_option,
         },
