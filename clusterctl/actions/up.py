@@ -17,6 +17,7 @@ from clusterctl.actions.up_plan import Intent
 from clusterctl.core import catalog, keys
 from clusterctl.core import progress as core_progress
 from clusterctl.core.model import (
+    FULL_DISK,
     GATEWAY,
     Accelerator,
     Cluster,
@@ -33,7 +34,7 @@ from clusterctl.core.model import (
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
 from clusterctl.core.values import dataclass
-from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable
+from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable, ProviderError
 from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, deadlines, ledger, providers
 from clusterctl.machines import charges as machines_charges
@@ -368,9 +369,12 @@ def _prepare_nodes(
         if (text := bootstrap.find_problem(result))
     ]
     if problems:
-        raise BootstrapError(
+        # The files of local nodes are in the state home.
+        full = features.shares_machine and any(FULL_DISK.search(one.error) for one in problems)
+        repair = f"free some space in {store.home.path}" if full else "fix the problem"
+        raise (ProviderError if full else BootstrapError)(
             f"bootstrap failed: {'; '.join(fold(problems))}",
-            hint=f"fix the problem, then `clusterctl up {cluster.name}` resumes",
+            hint=f"{repair}, then `clusterctl up {cluster.name}` resumes",
         )
     clock.phases += [
         (f"{BOOTSTRAP}: {what}", round(seconds, 3))

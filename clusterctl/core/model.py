@@ -492,8 +492,25 @@ class NodeResult:
     @property
     def why(self) -> str:
         """Why it failed, in one line: what came between, or the last complaint."""
-        said = self.complaints.splitlines()
-        return self.error or (said[-1] if said else f"exit code {self.exit_code}")
+        return self.error or find_cause(self.complaints) or f"exit code {self.exit_code}"
+
+
+_TAR_ENDS = re.compile(
+    r"tar: (Exiting with failure|Error is not recoverable|Child returned status)"
+)
+FULL_DISK = re.compile(r"No space left|[Qq]uota exceeded|tar: .*: Wrote only \d+ of \d+ bytes")
+"""In a line of a program whose disk takes no more."""
+
+
+def find_cause(complaints: str) -> str:
+    """The line that says why a command failed: the last one; of tar, whose last lines only say that
+    it failed, the first, or the first about a full disk. "" for no complaints."""
+    said = list(filter(str.strip, complaints.splitlines()))
+    if not said or not _TAR_ENDS.match(said[-1]):
+        return said[-1] if said else ""
+    causes = [line for line in said if re.match("tar: |gzip: ", line) and not _TAR_ENDS.match(line)]
+    causes.sort(key=lambda line: (not FULL_DISK.search(line), "Wrote only" in line))
+    return [*causes, said[-1]][0]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -583,7 +600,7 @@ def make_error(
             or "check the nodes with `clusterctl status --live`; `up` or `attach` repairs them",
             transient=True,
         )
-    full = [line for line in result.complaints.splitlines() if "No space left" in line]
+    full = [line for line in result.complaints.splitlines() if FULL_DISK.search(line)]
     return LaunchError(
         f"{doing} failed on {result.node}: {full[-1] if full else result.why}",
         hint="free space there: `clusterctl ssh NODE -- df -h`" if full else hint,

@@ -27,6 +27,7 @@ from clusterctl.core.model import (
     Reporter,
     Role,
     Runtime,
+    find_cause,
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.values import dataclass
@@ -188,8 +189,9 @@ def render_script(
 def find_problem(result: NodeResult) -> str:
     """Why a node is not fit for jobs: the step that failed, or the tools it lacks. "" if it is."""
     if result.error or not result.ok:
-        *before, last = ["", *result.complaints.splitlines()]
-        return f"{last}: {before[-1]}" if last.startswith("step ") and before[-1] else result.why
+        before, _, last = result.complaints.rpartition("\n")
+        cause = find_cause(before) if last.startswith("step ") else ""
+        return f"{last}: {cause}" if cause else result.why
     return find_lacking(facts.parse_facts(result.text))
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from clusterctl.core.assets import render
-from clusterctl.core.model import NodeResult
+from clusterctl.core.model import NodeResult, find_cause
 from clusterctl.core.progress import COPIED, Copy
 from clusterctl.errors import UsageError
 from clusterctl.transport import protocol
@@ -399,7 +399,5 @@ def _make_result(session: Session) -> NodeResult:
     """The end of the command; of an exit code other than 0, the node's reason as the error."""
     code = session.wait()
     out, err = session.take_output()
-    lines = filter(str.strip, err.decode(errors="replace").splitlines())
-    reasons = [line for line in lines if "Exiting with failure status" not in line]
-    error = [f"exit code {code}", *reasons][-1] if code else ""
+    error = (find_cause(err.decode(errors="replace")) or f"exit code {code}") if code else ""
     return NodeResult(node="", exit_code=code, stdout=out, stderr=err, error=error)
