@@ -37,6 +37,15 @@ def describe_bill(cluster: Cluster) -> str:
     return f"{describe_rate(cluster.charges)}{end}"
 
 
+def describe_stopped(cluster: Cluster) -> str:
+    """`cluster lab is stopped; its disks cost $0.0107/h until 18:00`."""
+    end = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
+    return (
+        f"cluster {cluster.name} is stopped; its {cost.describe_stored(cluster.charges)} cost"
+        f" {describe_rate(cluster.charges, 4)}{end}"
+    )
+
+
 def report_left(cluster: Cluster, report: Reporter, done: str = "removed", verb: str = "") -> None:
     """After a removal or `stop` that broke off: what may run, as far as the record tells."""
     running = {item.node for item in cluster.charges if item.until is None}

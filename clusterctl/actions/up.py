@@ -490,8 +490,8 @@ def record_failed_create(
     clock: Callable[[], float] = time.time,
 ) -> None:
     """After an `up` that broke off: the record keeps what really costs money, and a cluster that
-    was ready and has lost and gained nothing is ready. Says what there is, also without machines,
-    unless it `goes`: all of it is removed next."""
+    was ready and has lost and gained nothing is ready, one whose machines are all stopped is
+    stopped. Says what there is, also without machines, unless it `goes`: all is removed next."""
     folder, name = store.locate_folder(cluster.name), cluster.name
     then = f"`clusterctl up {name}` continues, `clusterctl down {name}` removes it"
     if cluster.charges:
@@ -509,6 +509,12 @@ def record_failed_create(
         # By machine and deadline, not by name: new ones are called as those they replace.
         before = {node.name: node.machine for node in old.nodes} if old else {}
         same = old and (there, cluster.deadline) == (before, old.deadline)
+        runs = any(item.part == "instance" and item.until is None for item in cluster.charges)
+        if cluster.nodes and there and not runs:
+            kept = replace(old, charges=cluster.charges) if old and same else cluster
+            store.save(replace(kept, phase=Phase.STOPPED, stopping=False))
+            report(f"{costs.describe_stopped(cluster)}; `clusterctl start {name}` tries again")
+            return
         if old and old.phase is Phase.READY and same:
             store.save(old)
             report(f"cluster {name} is unchanged and ready")

@@ -42,10 +42,8 @@ def stop(given: Stop, console: Console) -> None:
         console.note("aborted; nothing was stopped")
         raise typer.Exit(2)
     cluster, ended = done
-    end = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
     console.note(
-        f"cluster {cluster.name} is stopped; its {cost.describe_stored(cluster.charges)} cost"
-        f" {costs.describe_rate(cluster.charges, 4)}{end}. Next:\n"
+        f"{costs.describe_stopped(cluster)}. Next:\n"
         f"  clusterctl start {cluster.name}\n  clusterctl down {cluster.name}"
     )
     console.document(

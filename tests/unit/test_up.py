@@ -355,6 +355,32 @@ def test_a_cluster_that_has_lost_and_gained_nothing_is_ready() -> None:
     assert told == "cluster lab is unchanged and ready"
 
 
+@pytest.mark.parametrize("before", [Phase.STOPPED, Phase.CREATING])
+def test_a_start_that_fails_leaves_a_stopped_cluster(before: Phase) -> None:
+    """Also after one that was cut off: what counts is how the machines are."""
+
+    class Off(Bills):
+        def list_things(self, cluster: Cluster, folder: Path) -> list[Thing]:
+            things = super().list_things(cluster, folder)
+            return [replace(one, state="off", until=NOW - 60) for one in things]
+
+    rows = [
+        replace(charge(name, thing=id), part=part, until=end)
+        for name, id in (("launcher", "i-1"), ("worker-1", "i-2"))
+        for part, end in (("instance", NOW - 60), ("disk", None))
+    ]
+    old = lab(phase=before, charges=tuple(rows))
+    planned = (*rows, charge("launcher", since=NOW), charge("worker-1", since=NOW))
+    found, told = broken_off(old, Off(launcher="i-1", worker_1="i-2"), charges=planned)
+    assert found.phase is Phase.STOPPED
+    assert [row.node for row in found.charges if row.until is None] == ["launcher", "worker-1"]
+    until = f"until {format_time(NOW + 7 * HOUR)}"
+    assert told == (
+        f"cluster lab is stopped; its disks cost $2.0000/h {until}; `clusterctl start lab` tries"
+        " again"
+    )
+
+
 G4DN, LARGE = NodeGroup(count=8, family="g4dn"), NodeGroup(count=3, instance_type="c6i.large")
 
 

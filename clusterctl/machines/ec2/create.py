@@ -148,9 +148,11 @@ def start_stopped(api: Api, cluster_id: str, report: Reporter) -> None:
         api.call("start_instances", InstanceIds=ids)
         api.wait("instance_running", START_LIMIT, InstanceIds=ids)
     except ProviderError as error:
+        # Their disks are in one zone, and so are they.
+        hint = "try again later" if isinstance(error, CapacityError) else error.hint
         raise ProviderError(
             f"{names} was stopped and cannot be started again: {error.message}",
-            hint=f"{error.hint}; no machine was replaced",
+            hint=f"{hint}; no machine was replaced",
         ) from error
 
 
