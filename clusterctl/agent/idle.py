@@ -179,7 +179,7 @@ class IdleWatch:
         words = self._run(name, f"cat {shlex.quote(root)}/idle/seen; cat /proc/uptime").split()
         with contextlib.suppress(ValueError):
             seen, last, up, _ = words
-            if float(up) - int(seen) <= STALE:
+            if 0 <= float(up) - int(seen) <= STALE:  # before: an earlier boot's
                 return int(float(up)) - int(last)
         return 0 if words else None
 

@@ -233,13 +233,24 @@ def test_the_launcher_ends_workers_when_nothing_is_used(
     assert launcher.told == [], "somebody uses the launcher"
 
 
-def test_a_worker_without_its_agent_keeps_all_running(launcher: Machine) -> None:
-    """Nobody has measured whether it is used."""
+@pytest.mark.parametrize("seen", [5000, 20000])
+def test_a_worker_without_its_agent_keeps_all_running(launcher: Machine, seen: int) -> None:
+    """Nobody has measured whether it is used: not since it fell silent, or not since this boot."""
     launcher.says(
-        "case $2 in *uptime*) echo 5000 100; echo 10003.5 1.0 ;; *) touch $0.told ;; esac"
+        f"case $2 in *uptime*) echo {seen} 100; echo 10003.5 1.0 ;; *) touch $0.told ;; esac"
     )
     launcher.find_idle()
     assert not Path(f"{launcher.root}/bin/clusterctl-ssh.told").exists()
+
+
+def test_a_pause_is_no_idle_time(machine: Machine) -> None:
+    """What was measured before a machine was stopped is not counted after it is started."""
+    machine.turn(100)
+    machine.turn(90 + LIMIT)
+    (machine.root / "idle" / "end").touch()
+    machine.restart()
+    assert [machine.turn(up + LIMIT) for up in (90, 99)] == [0, 9]
+    assert not machine.ended
 
 
 def test_only_a_worker_that_has_gone_silent_has_ended(launcher: Machine) -> None:

@@ -161,6 +161,9 @@ class FullMachine:
         (files / "resolv.conf").write_text(f"nameserver {RESOLVER}\nsearch ec2.internal\n")
         self._connected = True
 
+    def restarted(self) -> None:
+        """What ran in the container goes on."""
+
     @property
     def up(self) -> bool:
         """sshd listens: seen in the machine's own table of sockets."""

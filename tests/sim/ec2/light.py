@@ -93,6 +93,8 @@ class LightHost:
             self._process.stdin.write(b"go\n")
             self._process.stdin.flush()
 
+    restarted = connected
+
     @property
     def up(self) -> bool:
         self._read()

@@ -166,6 +166,8 @@ class Loop:
         if not again:
             self._connected.add(instance.id)
             machine.connected()
+        else:
+            machine.restarted()
 
     def _vpc(self, id: str) -> Vpc:
         if id not in self._vpcs:

@@ -41,6 +41,9 @@ class Machine(Protocol):
     def connected(self) -> None:
         """The cable is in: go on."""
 
+    def restarted(self) -> None:
+        """It was stopped, and its cable is in again."""
+
     @property
     def up(self) -> bool:
         """It has come so far that sshd listens."""

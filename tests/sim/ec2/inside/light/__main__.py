@@ -3,8 +3,8 @@
     python -IS light SPEC
 
 Started in new network, mount, UTS, IPC and PID namespaces. Says "ready" on standard output, waits
-for a line (our cable is plugged in), says "up" when sshd listens. Exit code: 0 the machine was
-switched off, 1 it could not start.
+for a line (our cable is plugged in), says "up" when sshd listens. A further line: it was
+stopped and started. Exit code: 0 the machine was switched off, 1 it could not start.
 
 Nothing here is imported from outside the standard library and this folder: the interpreter is the
 only thing of the test run that the machine sees.
@@ -31,10 +31,10 @@ def main() -> int:
     print("ready", flush=True)
     if not sys.stdin.readline():
         return 1
-    null = os.open("/dev/null", os.O_RDWR)
+    null, cable = os.open("/dev/null", os.O_RDWR), os.dup(0)
     os.dup2(null, 0)
     network(spec)
-    return Init(spec).run()
+    return Init(spec).run(cable)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,7 @@ class Init:
         for path in ("/run/sim/log", "/run/sshd", "/run/lock", "/run/cloud-init"):
             Path(path).mkdir(parents=True, exist_ok=True)
         self.cloud.early()
-        for link in sorted(OWN_UNITS.glob("*.wants/*.service")):
-            if unit := self.units.unit(link.name):
-                self.units.start(unit)
+        self.start_units()
         script = "/var/lib/cloud/instance/scripts/runcmd"
         write(script, self.cloud.late(), 0o700)
         with open("/var/log/cloud-init-output.log", "wb") as log:
@@ -70,6 +68,21 @@ class Init:
             )
         child.returncode = 0
         self.final = child.pid
+
+    def start_units(self) -> None:
+        for link in sorted(OWN_UNITS.glob("*.wants/*.service")):
+            if unit := self.units.unit(link.name):
+                self.units.start(unit)
+
+    def restart(self) -> None:
+        """It was stopped and is started: of what ran then, only services run again."""
+        going = [unit for unit in self.units.known.values() if unit.pid]
+        self.shut_down()
+        self.units.again.clear()
+        for unit in going:
+            unit.pid = 0
+            self.units.start(unit)
+        self.start_units()
 
     def finished(self) -> None:
         result = {"v1": {"datasource": "DataSourceEc2Local", "errors": self.cloud.errors}}
@@ -104,7 +117,8 @@ class Init:
             return
         self.ending = self.ending or float(plan["USEC"]) / 1e6 <= time.time()
 
-    def run(self) -> int:
+    def run(self, cable: int) -> int:
+        """`cable`: has a line when the machine, which was stopped, is started."""
         signal.set_wakeup_fd(_pipe := _wakeup())
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, self._heard)
@@ -117,12 +131,18 @@ class Init:
         selector = selectors.DefaultSelector()
         selector.register(listener, selectors.EVENT_READ)
         selector.register(WAKEUP[0], selectors.EVENT_READ)
+        selector.register(cable, selectors.EVENT_READ)
         self.boot()
         up = False
         while True:
             for key, _ in selector.select(timeout=0.25 if up else 0.02):
                 if key.fileobj is listener:
                     self._serve(listener)
+                elif key.fileobj == cable:
+                    if os.read(cable, 64):
+                        self.restart()
+                    else:
+                        selector.unregister(cable)
                 else:
                     WAKEUP[0].recv(4096)
             if not up and _sshd_listens():
