@@ -72,19 +72,27 @@ def _is_missing(path: str) -> bool:
 
 
 def _check_outputs(given: Dict[str, Any]) -> Iterator[Refusal]:
-    """Of a script that starts in that folder of this node, which the others share."""
+    """Of folders that are named: the nodes share those of this one. A copy of the tree, in which
+    other paths begin, is made later, with the folders that it needs."""
     lines = (word for line in given["lines"] for word in scripts.split(line))
     options = "\0".join(["", *lines, *given["words"]])
-    folder = given["folder"]
-    if not folder or re.search("\0(-D|--chdir|-wd)", options):
-        return
-    if not (queues.SYSTEMS[given["system"]].HAS_PARTITIONS or "\0-cwd" in options):
+    folder, slurm = given["folder"], queues.SYSTEMS[given["system"]].HAS_PARTITIONS
+    if folder and not (slurm or "\0-cwd" in options):
         folder = os.path.expanduser("~")
-    for path in filter(None, (_find(options, "-o|--output"), _find(options, "-e|--error"))):
+    start = _find(options, "-D|--chdir" if slurm else "-wd")
+    folder = os.path.join(folder, start)
+    yield from _require_folder("the job cannot start in", start, folder)
+    joined = not slurm and _find(options, "-j").startswith("y")
+    for path in (_find(options, "-o|--output"), "" if joined else _find(options, "-e|--error")):
         place = os.path.dirname(os.path.join(folder, path.rpartition(":")[2]))
-        if not re.search(r"[%$\\]", place) and not os.path.isdir(place):
-            why = f"the output cannot go to {path}: there is no folder {place}"
-            yield Refusal(why, f"mkdir -p {shlex.quote(place)}")
+        yield from _require_folder("the output cannot go to", path, place)
+
+
+def _require_folder(what: str, path: str, place: str) -> Iterator[Refusal]:
+    known = path and os.path.isabs(place) and not re.search(r"[%$\\]", place)
+    if known and not os.path.isdir(place):
+        hint = f"mkdir -p {shlex.quote(place)}; if only the compute nodes have it: cd or exec >FILE"
+        yield Refusal(f"{what} {path}: there is no folder {place}", f"{hint} in the script")
 
 
 def _check_modules(names: Sequence[str]) -> Iterator[Refusal]:
@@ -200,7 +208,7 @@ def _read_minutes(text: str) -> float:
 # -------------------------------------------------------------------------------------------------
 # Grid Engine.
 
-_UNKNOWN = "requests unknown resource"
+_UNKNOWN = r"requests unknown resource \((\w+)\)"
 """It looks at no load: `mem_free` is unknown to it, and may be met."""
 
 
@@ -208,9 +216,20 @@ def _ask_grid(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
     script = "\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), ":", ""])
     said = queues.call("qsub", "-w", "v", *words, limit=LIMIT, stdin=script)
     why = said.out + said.err
-    if said.code in (0, queues.SILENT) or _UNKNOWN in why or re.search(queues.GridQueue.DOWN, why):
+    if said.code in (0, queues.SILENT) or re.search(queues.GridQueue.DOWN, why):
+        return
+    unknown = set(re.findall(_UNKNOWN, why))
+    if unknown and not any(map(_is_nowhere, unknown)):
         return
     found = re.search(r"Unable to run job: (?:job rejected: )?(?:Job \d+ )?(.*)", why)
     if found:
         hint = "`qconf -spl` shows parallel environments, `qstat -F` what queues have"
         yield Refusal(f"Grid Engine refuses the job: {found.group(1).rstrip('.')}", hint)
+
+
+def _is_nowhere(resource: str) -> bool:
+    """Whether all hosts say what they have, and none of them has that."""
+    said = queues.call("qstat", "-F", resource, limit=LIMIT)
+    rows = re.findall(r"(?m)^\S+@\S+ +[A-Z]+ .*", said.out)
+    away = any("-NA-" in row or re.search(r" [a-zA-Z]*u[a-zA-Z]* *$", row) for row in rows)
+    return bool(rows) and not away and f":{resource}=" not in said.out

@@ -27,6 +27,7 @@ FAKES = {
     "sbatch": 'cat >"$0.script"; [ ! -e "$0.says" ] || { cat "$0.says" >&2; exit 1; }',
     "qsub": 'cat >"$0.script"; [ ! -e "$0.says" ] || { cat "$0.says" >&2; exit 1; }',
     "sinfo": 'cat "$0.says"',
+    "qstat": 'cat "$0.says"',
 }
 
 
@@ -38,6 +39,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     (folder / "sinfo.says").write_text("idle\nmixed\n")
+    (folder / "qstat.says").write_text("")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
 
@@ -82,6 +84,25 @@ def test_the_folder_of_an_output_is_there(system: str, tools: Path, tmp_path: Pa
     assert not ask(tmp_path, lines=[*head, "-o logs/%x.out"], **{**where, "words": ["-o", "x"]})
     (tmp_path / "logs").mkdir()
     assert not ask(tmp_path, lines=[*head, "-o logs/%x.out"], **where)
+
+
+@rows("system, lines, words, why", "requests.folders_that_nobody_has")
+def test_folders_that_nobody_has(
+    system: str, lines: list[str], words: list[str], why: str, tools: Path, tmp_path: Path
+) -> None:
+    """Of a script that comes from another machine."""
+    assert ask(tmp_path, system, lines=lines, words=words).get("why", "") == why
+
+
+@rows("resource, lines, says", "requests.resources_that_are_loads")
+def test_resources_that_are_loads(
+    resource: str, lines: list[str], says: bool, tools: Path, tmp_path: Path
+) -> None:
+    """`qsub -w v` looks at none, and knows none of them."""
+    why = f'Job 1 cannot run in queue "q" because job requests unknown resource ({resource})'
+    (tools / "qsub.says").write_text(f"Unable to run job: {why}\n")
+    (tools / "qstat.says").write_text("\n".join(["queuename  qtype  states", *lines, ""]))
+    assert (f"({resource})" in ask(tmp_path, "sge").get("why", "")) == says
 
 
 def test_a_node_that_is_away_is_no_reason(tools: Path, tmp_path: Path) -> None:
