@@ -471,7 +471,7 @@ def test_a_group_reads_what_is_in_its_folder(cli: Cli, site: Site, program: Prog
     folder.mkdir(mode=0o770)
     os.chown(folder, 0, 100)
     folder.chmod(0o2770)
-    cli("attach", "other", "--slurm", "--workdir", str(folder))
+    cli("attach", "other", "--slurm", "--workdir", str(folder / "new"))
     name = program("saves", "echo said; echo made >made")
     done = cli("run", "-c", "other", "-e", "A_TOKEN=secret", *site.size(2), name)
     root = Path(cli.status("other")["nodes"][0]["root"])

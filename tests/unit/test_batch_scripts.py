@@ -18,6 +18,7 @@ import pytest
 
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
+from clusterctl.core import assets
 from clusterctl.core.job import Job, JobState, LaunchPlan, ProgramKind, RankFailure
 from clusterctl.core.model import Cluster, Role
 from clusterctl.jobs.submit import make_node_files
@@ -107,6 +108,21 @@ def run_script(
         script.write_text(load_system("slurm").emit(one, where, plan, beside=""))
     subprocess.run([env.get("WITH", "sh"), script], env=env, cwd=work, check=True, timeout=60)
     return work
+
+
+@pytest.mark.parametrize("mode", [0o2770, 0o700])
+def test_a_new_folder_in_that_of_a_group_is_the_group_s(mode: int, tmp_path: Path) -> None:
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group").chmod(mode)
+    script = assets.render(
+        "batch/attach.sh.j2",
+        **{"name": "s", "id": "s-1", "marker": "@@", "questions": {}, "agent": ""},
+        workdir=str(tmp_path / "group" / "new" / "w"),
+    )
+    subprocess.run(["/bin/sh", "-s"], input=script, text=True, check=True, capture_output=True)
+    made = [path for path in (tmp_path / "group").rglob("*") if path.is_dir()]
+    assert len(made) == 6
+    assert {path.stat().st_mode & 0o7777 for path in made} == {0o2750 if mode & 0o2000 else 0o700}
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
