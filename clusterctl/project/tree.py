@@ -220,6 +220,8 @@ class Tree:
     stdin: Stdin | None = None
     absent: tuple[str, ...] = ()
     """Submodules that git has not checked out."""
+    special: tuple[str, ...] = ()
+    """Pipes, sockets and devices, which are not copied, of a folder that git does not know."""
 
     def has(self, name: str) -> bool:
         """Whether that path, relative to the root, is one of the files."""
@@ -278,7 +280,8 @@ def find_tree(
     fetched: dict[Path, bool] = {}
     ignored = _read_ignored(root)
     absent: list[str] = []
-    found = _list_git_files(root, absent) if top else _walk(root, own, ignored)
+    special: list[str] = []
+    found = _list_git_files(root, absent) if top else _walk(root, own, ignored, special)
     first = script.resolve() if script is not None else None
     own_names = [str(first.relative_to(root))] if first and first.is_relative_to(root) else []
     names = (
@@ -289,7 +292,9 @@ def find_tree(
         and not _is_in_ours((root / name).parent, root, fetched)
     )
     tree = _measure(root, chain(own_names, names), limit, by_git=top is not None)
-    return replace(tree, absent=tuple(name for name in absent if not ignored(f"{name}/")))
+    special = [name for name in special if not _is_in_ours((root / name).parent, root, fetched)]
+    absent = [name for name in absent if not ignored(f"{name}/")]
+    return replace(tree, absent=tuple(absent), special=tuple(special))
 
 
 def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
@@ -327,7 +332,7 @@ def make_outside_error(what: str, root: Path, needs: str) -> UsageError:
 def _measure(root: Path, names: Iterable[str], limit: int, *, by_git: bool) -> Tree:
     """Raises UsageError for a tree that is too large, after a look at what makes it so."""
     sizes: dict[str, int] = {}
-    size, too_large_since = 0, math.inf
+    size, too_large_since, more = 0, math.inf, ""
     for name in names:
         # Git lists what is tracked, also when it has been deleted here.
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -337,14 +342,18 @@ def _measure(root: Path, names: Iterable[str], limit: int, *, by_git: bool) -> T
         if size > (limit or MAX_BYTES) or (len(sizes) > MAX_FILES and not limit):
             too_large_since = min(too_large_since, time.monotonic())
         if time.monotonic() - too_large_since > LOOK_ON:
+            more = "more than "
             break
     if too_large_since < math.inf:
-        raise _make_too_large_error(root, sizes, limit)
+        raise _make_too_large_error(root, sizes, limit, more)
     return Tree(root, tuple(sorted(sizes)), size, by_git, _find_largest(sizes))
 
 
-def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> UsageError:
-    """Names what has to go: large files, or folders with many."""
+def _make_too_large_error(
+    root: Path, sizes: Mapping[str, int], limit: int, more: str
+) -> UsageError:
+    """Names what has to go: large files, or folders with many. `more`: what stands before the
+    counts, where not all was counted."""
     reasons = []
     size = sum(sizes.values())
     if size > (limit or MAX_BYTES):
@@ -355,7 +364,7 @@ def _make_too_large_error(root: Path, sizes: Mapping[str, int], limit: int) -> U
         reasons.append(f"most files: {most}")
     limits = f"{MAX_FILES:,} files, {format_bytes(MAX_BYTES)}" if not limit else format_bytes(limit)
     return UsageError(
-        f"{root} is too large to copy: {count(len(sizes), 'file')}, {format_bytes(size)}"
+        f"{root} is too large to copy: {more}{count(len(sizes), 'file')}, {format_bytes(size)}"
         f" (limits: {limits}); {'; '.join(reasons)}",
         hint=f"list data in .gitignore or {IGNORE}, choose a smaller folder with --stage, or raise"
         " the limit: --max-stage 2GB",
@@ -578,8 +587,12 @@ def _read_ignored(root: Path) -> Callable[[str], bool]:
 
 
 def _walk(
-    root: Path, without: Path | None = None, ignored: Callable[[str], bool] = lambda name: False
+    root: Path,
+    without: Path | None = None,
+    ignored: Callable[[str], bool] = lambda name: False,
+    special: list[str] | None = None,
 ) -> Iterator[str]:
+    """Files and links. What is neither, and not ignored, is added to `special`."""
     for folder, folders, files in os.walk(root):
         inside = Path(folder)
         folders[:] = sorted(
@@ -594,6 +607,8 @@ def _walk(
             path = Path(folder) / name
             if path.is_symlink() or path.is_file():
                 yield str(path.relative_to(root))
+            elif special is not None and not ignored(left_out := str(path.relative_to(root))):
+                special.append(left_out)
 
 
 def _is_in_ours(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
@@ -716,6 +731,11 @@ def check_tree(program: Program, tree: Tree, env_files: Collection[Path] = ()) -
             tree.absent,
             "submodules are not checked out",
             "`git submodule update --init` gets them",
+        ),
+        (
+            tree.special,
+            "pipes, sockets and devices are not copied",
+            "the program has to make its own",
         ),
     )
     made = [f"{what}: {_list_names(names)}; {advice}" for names, what, advice in notes if names]

@@ -292,7 +292,9 @@ def test_a_tree_may_name_what_is_left_out(tmp_path: Path, repository: bool) -> N
     assert "sub/model.pt" in find_tree(tmp_path, script=tmp_path / "sub/model.pt").files
 
 
-def test_what_makes_a_tree_too_large_is_named(tmp_path: Path) -> None:
+def test_what_makes_a_tree_too_large_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The script comes first: the limit is reached before the walk gets to what matters."""
     write(tmp_path, {"a/small.py": "x", "train.py": "x"})
     sizes = {"a/part": 150_000_000, "data/train.bin": 900_000_000, "z.bin": 60_000_000}
@@ -302,9 +304,12 @@ def test_what_makes_a_tree_too_large_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         find_tree(tmp_path, script=tmp_path / "train.py")
     said = caught.value.message
-    assert "5 files, 1.1 GB" in said
+    assert "too large to copy: 5 files, 1.1 GB" in said
     assert "largest: data/train.bin (900.0 MB), a/part (150.0 MB), z.bin (60.0 MB)" in said
     assert "most files" not in said
+    monkeypatch.setattr(project_tree, "LOOK_ON", -1.0)
+    with pytest.raises(UsageError, match=r"too large to copy: more than 3 files, 210\.0 MB"):
+        find_tree(tmp_path, script=tmp_path / "train.py")
 
 
 def test_where_too_many_files_are_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -80,6 +81,15 @@ def test_files_that_git_has_not_fetched_are_named(tmp_path: Path) -> None:
     write(work, **{"main.py": POINTER})
     with pytest.raises(UsageError, match=r"main\.py is a Git LFS pointer"):
         look(work)
+
+
+def test_pipes_are_named(tmp_path: Path) -> None:
+    """Neither those that are ignored, nor those of what `fetch` has brought."""
+    write(tmp_path, **{".clusterctlignore": "*.sock\n", f"job-1/{tree.MARK}": "", "sub/a": "a"})
+    for name in ("pipe", "sub/in", "agent.sock", "job-1/pipe"):
+        os.mkfifo(tmp_path / name)
+    [note] = look(tmp_path).notes
+    assert note.startswith("pipes, sockets and devices are not copied: pipe, sub/in; ")
 
 
 def test_files_of_variables_outside_git_are_named(tmp_path: Path) -> None:
