@@ -319,13 +319,21 @@ def _find_kind(path: Path) -> ProgramKind:
         return ProgramKind.PYTHON
     if path.suffix in LANGUAGES:
         return ProgramKind.SOURCE
+    name = shlex.quote(str(path))
+    if path.suffix == ".ipynb":
+        script = shlex.quote(str(path.with_suffix(".py")))
+        raise UsageError(
+            f"{path} is a notebook, not a program",
+            hint=f"jupyter nbconvert --to script {name}, then clusterctl run {script}; or call its"
+            " functions from the notebook: cluster.run(function) (docs/python.md)",
+        )
     _check_interpreter(path)
     if os.access(path, os.X_OK):
         return ProgramKind.BINARY
     raise UsageError(
         f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
-        hint=f"chmod +x {path}, if it should be run as it is"
-        + (f"; or clusterctl run bash {path}" if path.suffix == ".sh" else ""),
+        hint=f"chmod +x {name}, if it should be run as it is"
+        + (f"; or clusterctl run bash {name}" if path.suffix == ".sh" else ""),
     )
 
 

@@ -35,7 +35,7 @@ BUNDLED = "multinode_ddp_mpi.py"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     (folder / "pkg" / "sub").mkdir(parents=True)
-    for name in ("train.py", "hello.c", "sim.cpp", "tool", "notes.txt", "a b.py"):
+    for name in ("train.py", "hello.c", "sim.cpp", "tool", "notes.txt", "a b.py", "a b.ipynb"):
         (folder / name).touch()
     (folder / "tool").chmod(0o755)
     for name in ("__init__.py", "train.py", "sub/__main__.py"):
@@ -172,6 +172,7 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
         ("nothing.py", ["no script"], "give a path, or a bundled program: "),
         ("mainly.py", ["no script"], "give a path, or a bundled program: "),
         ("notes.txt", ["not a program"], "chmod +x"),
+        ("a b.ipynb", ["is a notebook"], "--to script 'a b.ipynb', then clusterctl run 'a b.py'"),
         ("../outside/nope.py", ["no script"], "bundled"),
         ("", [""], ""),
         ("/dev/null/x", ["no script"], ""),
