@@ -342,14 +342,21 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, *rest = args
         command = self.get_command(ctx, name)
+        if name == "help" and rest and not self.prefix:
+            return self.resolve_command(ctx, [*rest, "--help"])
         if command is None and not ctx.resilient_parsing:
-            close = get_close_matches(name, self.list_commands(ctx), n=1)
+            known = self.list_commands(ctx)
+            # difflib does not know letters that have changed places.
+            close = [one for one in known if sorted(one) == sorted(name)]
+            close += get_close_matches(name, known, n=1)
             if name == "version" and not self.prefix:  # a command of many other tools
                 close = ["--version"]
-            known = f"`clusterctl {self.prefix}--help` lists the commands"
+            if name == "help":
+                close = ["--help"]
+            listed = f"`clusterctl {self.prefix}--help` lists the commands"
             raise UsageError(
                 f"unknown command '{self.prefix}{name}'",
-                hint=f"did you mean {self.prefix}{close[0]}?" if close else known,
+                hint=f"did you mean {self.prefix}{close[0]}?" if close else listed,
             )
         return name if command else None, command, rest
 

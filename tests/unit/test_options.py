@@ -27,6 +27,7 @@ def test_help_of_every_verb(verb: str, call: Call, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "100")
     words = verb.split()
     assert call(*words, "-h") == (said := call(*words, "--help"))
+    assert call("help", *words) == said
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith(f"Usage: clusterctl {verb} [OPTIONS]")
     assert all(len(line) <= 100 for line in said.out.splitlines())
