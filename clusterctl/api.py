@@ -194,6 +194,11 @@ class Cluster:
             files = (given.stage, given.max_stage, given.include)
             resolved = call.resolve(cluster, program, args, *files)
             needs = needs or "none"
+        elif not isinstance(program, (str, Path)):
+            raise UsageError(
+                f"not a script or a function: {program!r}",
+                hint="give a path, or what can be called",
+            )
         else:
             given.values["command"] = (str(program), *map(str, args))
             resolved = actions_run.resolve_run(given, cluster=cluster)

@@ -240,6 +240,14 @@ def test_options_are_checked_as_on_the_command_line(options: Any, said: str) -> 
     assert open_store().list_names() == ()
 
 
+@pytest.mark.parametrize("program", [[], None, 3, b"train.py"])
+def test_only_a_path_or_a_function_runs(program: Any) -> None:
+    open_store().save(making.cluster())
+    with pytest.raises(UsageError, match=r"not a script or a function: ") as caught:
+        Cluster.attach().run(program)
+    assert "give a path" in caught.value.hint
+
+
 def test_money_is_not_spent_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Regions("us-east-1")
     provide(monkeypatch, "ec2", there)
