@@ -74,6 +74,16 @@ def test_a_program_that_chooses_nccl_has_an_option_of_its_own() -> None:
     assert "--backend=gloo" in advice
 
 
+def test_a_program_that_is_one_process_without_rank_is_told_how() -> None:
+    """nanoGPT chooses NCCL and cuda:0 wherever RANK is set, whatever its own options say."""
+    for name in ("no-nccl", "torch-without-cuda"):
+        found = messages.find_known_message(CASES[name])
+        assert found
+        words = program("--device=cpu", "--backend=gloo")
+        advice = messages.advise(found.message.advice, job(cluster(), spec(program=words)))
+        assert "--ranks 1 -- env -u RANK python" in advice
+
+
 @rows("line", "messages.ordinary_output_has_no_row")
 def test_ordinary_output_has_no_row(line: str) -> None:
     assert messages.find_known_message(line) is None
