@@ -87,7 +87,8 @@ BATCH_SYSTEMS = {
         },
         others={
             **_take(
-                "-b --begin --bb --bbf --acctg-freq -D --chdir -M --clusters --comment -S"
+                "-b --begin --bb --bbf --acctg-freq --cluster-constraint -D --chdir -M --clusters"
+                " --comment -S --gpus-per-socket --mcs-label"
                 " --core-spec --cores-per-socket --cpu-freq --cpus-per-gpu --deadline --delay-boot"
                 " --dependency --distribution --error --export --export-file -B --extra-node-info"
                 " -F --nodefile --gid --gpu-freq --gres-flags --hint -i --input -L --licenses"
@@ -100,7 +101,7 @@ BATCH_SYSTEMS = {
             **_take(
                 "-H --hold -k --no-kill -O --overcommit -s --oversubscribe --contiguous --nice -W"
                 " --no-requeue --propagate --reboot --spread-job --use-min-nodes --wait --test-only"
-                " --parsable",
+                " --parsable -Q --get-user-env --ignore-pbs",
                 0,
             ),
         },
@@ -137,7 +138,7 @@ BATCH_SYSTEMS = {
             **_take("-clear -clearp -clears -cwd -hard -notify -soft -terse -verify -V", 0),
             **_take(
                 "-a -ac -ar -b -binding -C -ckpt -dc -display -dl -hold_jid -hold_jid_ad -i -j -jc"
-                " -js -jsv -masterq -now -o -p -R -S -shell -sync -tc -w -wd",
+                " -js -jsv -masterq -now -o -p -R -S -sc -shell -sync -tc -w -wd",
                 1,
             ),
         },
