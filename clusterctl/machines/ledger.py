@@ -61,7 +61,10 @@ def add(
     there: dict[str, Thing] = {}
     for thing in things:
         known = last.get(thing.id, thing)  # with its price, which is asked for once
-        there[thing.id] = replace(thing, hourly=known.hourly, source=known.source)
+        thing = replace(thing, hourly=known.hourly, source=known.source)
+        if (thing.state, thing.until, known.state) == ("ended", None, "ended"):
+            thing = replace(thing, until=known.until)  # as others have told: see `add_ends`
+        there[thing.id] = thing
     missing = last.keys() - there.keys() - gone
     look = Sighting(
         now,
