@@ -70,14 +70,20 @@ def look_at_machines(store: Store, cluster: Cluster) -> tuple[tuple[MachineView,
     silent = [name for name in states if name not in there]
     consoles = provider.read_consoles(cluster, folder, silent) if silent else {}
     logs: dict[str, tuple[str, ...]] = {}
-    if there and cluster.phase is Phase.CREATING and provider.features.fresh_machines:
+    unfinished = cluster.phase is Phase.CREATING
+    if there and unfinished and provider.features.fresh_machines:
         with open_pool(store, cluster) as pool:
             results = pool.run(BOOT_LOG, there, timeout=ANSWER)
             logs = {one.node: list_last_lines(one.text) for one in results}
+    for name, state in states.items() if unfinished else ():
+        if state.startswith("running, "):
+            states[name] = f"{state}; it answers SSH"
+        elif state == "running":
+            states[name] = "running; its address is not on record yet, so SSH was not tried"
     views = (
         MachineView(name, state, consoles.get(name, ()), logs.get(name, ()))
         for name, state in states.items()
-        if name in silent or logs.get(name)
+        if name in silent or unfinished
     )
     return tuple(views), list(found.warnings)
 

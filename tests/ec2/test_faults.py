@@ -228,7 +228,9 @@ def test_who_is_shut_out_is_let_in_and_a_node_that_never_boots_is_named(world: W
     assert "\x1b" not in console[0]
     assert "`clusterctl down default` removes the cluster" in up.err
     looked = world.ok("doctor", "--cluster", "default").out
-    assert re.search(r"^worker-1: running\n  the end of its console:\n(    .+\n)+", looked, re.M)
+    assert re.search(
+        r"^worker-1: running; .+\n  the end of its console:\n(    .+\n)+", looked, re.M
+    )
 
     [schedules] = world.ec2.schedules.values()
     assert len(schedules) == 2

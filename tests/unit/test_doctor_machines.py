@@ -81,6 +81,26 @@ def test_machines_that_never_came_up_show_the_end_of_their_logs(
     assert call("doctor", "-c", "lab", "--json").document["job"] is None
 
 
+def test_each_machine_of_an_unfinished_cluster_shows_whether_it_answers_ssh(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Half(LocalProvider):
+        def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
+            return {"launcher": "running", "worker-1": "pending"}
+
+    provide(monkeypatch, "local", Half())
+    made = cluster(provider="local", phase=Phase.CREATING)
+    open_store().save(replace(made, nodes=()))
+    assert call("doctor", "-c", "lab").out.splitlines()[::2] == [
+        "launcher: running; its address is not on record yet, so SSH was not tried",
+        "worker-1: pending",
+    ]
+    closed = node("launcher", "127.0.0.1", ssh_port=1)
+    open_store().save(replace(made, nodes=(closed,)))
+    [line] = call("doctor", "-c", "lab").out.splitlines()
+    assert line.startswith("launcher: machine runs, SSH does not answer: ")
+
+
 def test_no_node_has_more_time_to_answer_than_is_left(tmp_path: Path) -> None:
     """The connection and what is asked over it share it."""
     given: list[float] = []

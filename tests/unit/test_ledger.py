@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Charge, Thing
+from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Charge, Phase, Thing
 from clusterctl.insight.cost import make_receipt, sum_dollars
 from clusterctl.machines import ledger
 from clusterctl.machines.ec2.api import UNUSED_TAG, Api, Instance
-from clusterctl.machines.ec2.ledger import list_things
+from clusterctl.machines.ec2.ledger import describe_instances, list_things
+from tests.unit.fake_ec2 import instance
 from tests.unit.making import cluster as make_cluster
 
 JUNE = 1_782_000_000.0
@@ -53,6 +54,19 @@ def thing(state: str = "on", since: float = 1, until: float | None = None, **mor
 
 
 PLAN = row("worker-1", "instance", JUNE)
+
+
+def test_an_end_that_others_told_stays_known(tmp_path: Path) -> None:
+    """EC2 shows machines that ended themselves for an hour, and not since when."""
+    disk = row("worker-1", "disk", JUNE)
+    made = make_cluster(charges=(PLAN, disk), deadline=JUNE + 8 * HOUR)
+    for minute, shown in ((2, thing()), (30, thing("ended"))):
+        looks = ledger.add(tmp_path, made, [shown], JUNE + minute * 60)
+    ledger.add_ends(tmp_path, looks, made, {"worker-1": JUNE + 20 * 60}, JUNE + 30 * 60)
+    for minute, things in ((40, [thing("ended")]), (41, [thing("ended")]), (99, [])):
+        looks = ledger.add(tmp_path, made, things, JUNE + minute * 60)
+        ends = [("instance", 1, 20, False), ("disk", 1, 20, False)]
+        assert settle(list(looks), PLAN, disk) == ends
 
 
 def test_what_was_seen_is_counted_as_it_was_and_the_rest_as_long_as_it_can_have_been() -> None:
@@ -224,3 +238,16 @@ def test_each_nat_gateway_costs_its_hours_and_none_that_was_removed_before_it_wa
         assert sum(line.count for line in make_receipt(made.charges, now)) == sum(
             item.since != item.until for item in made.charges
         )
+
+
+@pytest.mark.parametrize(
+    ("phase", "why"),
+    [(Phase.STOPPED, "by `clusterctl stop`"), (Phase.READY, "by a call of the EC2 API")],
+)
+def test_who_stopped_a_machine_is_named(phase: Phase, why: str) -> None:
+    class Account(Api):
+        def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
+            return [instance("launcher", state="stopped", why="Client.UserInitiatedShutdown")]
+
+    told = describe_instances(Account("us-east-1"), make_cluster(phase=phase))
+    assert told["launcher"] == f"stopped: {why}"

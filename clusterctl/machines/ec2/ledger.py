@@ -130,8 +130,11 @@ def _read_gateway(row: dict[str, Any]) -> Thing:
 def describe_instances(api: Api, cluster: Cluster) -> dict[str, str]:
     """How each node's instance is, in words; before there are nodes, each instance."""
     found = find_newest(api, cluster)
+    paused = cluster.phase is Phase.STOPPED
     return {
-        name: _describe_instance(found[name]) if name in found else "gone: AWS has no such instance"
+        name: _describe_instance(found[name], paused)
+        if name in found
+        else "gone: AWS has no such instance"
         for name in [node.name for node in cluster.nodes] or sorted(found)
     }
 
@@ -164,12 +167,15 @@ _WHY = {
 }
 
 
-def _describe_instance(item: Instance) -> str:
-    """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`."""
+def _describe_instance(item: Instance, paused: bool) -> str:
+    """`terminated 2026-11-22 21:30: EC2 reclaimed the spot instance`. `paused`: of a cluster that
+    we have stopped."""
     if item.state in ("pending", "running"):
         return item.state
     when = f" {format_time(item.ended)}" if item.ended else ""
     why = _WHY.get(item.why, item.why)
+    if paused and item.state in STOPPED and item.why == "Client.UserInitiatedShutdown":
+        why = "by `clusterctl stop`"
     return f"{item.state}{when}" + (f": {why}" if why else "")
 
 
