@@ -19,7 +19,7 @@ from clusterctl.core.model import (
     Reporter,
     Runtime,
 )
-from clusterctl.errors import ProviderError, UsageError
+from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import MAKES_IMAGE, Cloud, SavedImage
 from clusterctl.options.kinds import EC2
@@ -105,7 +105,12 @@ def make_image(
         aws.remove_saved(image, region, report)
     with handle_signals() as ignore:
         try:
-            made = bring_up(store, spec, report, consent).cluster
+            try:
+                made = bring_up(store, spec, report, consent).cluster
+            except ClusterctlError as error:
+                if spec.name in (error.hint or ""):  # which is removed
+                    error.hint = f"fix the problem, then run `clusterctl image ami {kind}` again"
+                raise
             _forget(store, made)
             image = aws.save_image(made, store.locate_folder(made.name), name, kind, report)
             _report_price(image, report)  # before machines are removed, which may fail

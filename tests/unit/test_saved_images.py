@@ -198,7 +198,7 @@ class Making(Cloud):
         self.asked.append("create")
         if self.told:
             signal.raise_signal(signal.SIGTERM)
-        raise ProviderError("no capacity", hint="later")
+        raise ProviderError("no capacity", hint=f"`clusterctl up {cluster.name}` resumes")
 
     def destroy(self, cluster: Cluster, folder: Path, report: Any) -> None:
         self.asked.append("destroy")
@@ -229,8 +229,9 @@ def test_a_new_account_can_make_an_image_for_cpu_workers(monkeypatch: pytest.Mon
     """It has 5 vCPUs, two of which the launcher takes."""
     cloud = Making()
     provide(monkeypatch, "ec2", cloud)
-    with pytest.raises(ProviderError):
+    with pytest.raises(ProviderError) as caught:
         make(kind="cpu")
+    assert caught.value.hint == "fix the problem, then run `clusterctl image ami cpu` again"
     assert cloud.asked[0] == "plan c7i.large 10800"
 
 
