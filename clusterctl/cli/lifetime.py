@@ -76,11 +76,10 @@ def gc(given: Gc, console: Console) -> None:
     where = ", ".join(regions) if len(regions) <= 4 else f"{len(regions)} regions"
     looked = f"searched {where}; --region searches other regions"
     found = tuple(item for item in search.orphans if given.cluster in (None, item.name, item.id))
-    if not found:
-        console.note(f"no EC2 clusters without a local record ({looked})")
     if found:
         console.result(format_table([HEAD, *map(_list_cells, found)]))
-        console.note(looked)
+    none = not found and not search.failed  # in all regions, as far as is known
+    console.note(f"no EC2 clusters without a local record ({looked})" if none else looked)
     removed: list[str] = []
     failed: list[ClusterctlError] = list(search.failed)
     for item in [] if given.dry_run else found:

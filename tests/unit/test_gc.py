@@ -149,6 +149,7 @@ def test_a_region_that_answers_with_an_error_is_not_the_end(account: Account, ca
     assert account.removed == [(cluster().id, "eu-west-1")]
     assert said.document["regions"] == ["eu-west-1"]
     assert "region me-south-1 could not be searched: AWS: OptInRequired" in said.err
+    assert "no EC2 clusters" not in call("gc", "-c", "x", *regions).err, "it may have some"
     said = call("gc", "--adopt", "other", *regions)
     assert said.code == 3, "it may be there"
     said = call("gc", "--region", "me-south-1")

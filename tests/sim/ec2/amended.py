@@ -201,6 +201,15 @@ def _amend_images(world: World) -> None:
         return found
 
     Ami.block_device_mappings = property(block_device_mappings)  # type: ignore[assignment]
+    get = Ami.get_filter_value
+
+    def get_filter_value(self: Any, name: str, *rest: Any) -> Any:
+        """moto does not know the filter for snapshots."""
+        if name == "block-device-mapping.snapshot-id":
+            return [d["Ebs"].get("SnapshotId") for d in self.block_device_mappings if "Ebs" in d]
+        return get(self, name, *rest)
+
+    Ami.get_filter_value = get_filter_value  # type: ignore[method-assign]
 
 
 def _amend(world: World, request: Request, instance: Any) -> None:
