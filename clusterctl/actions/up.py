@@ -115,6 +115,7 @@ def bring_up(
         old = up_plan.find_owned(store, spec)
         if old:
             old = costs.settle(store, old, report)
+        spent = 0.0
         while True:
             try:
                 intent, cluster = _begin(store, here, intent, old, report, consent, clock, wall)
@@ -128,15 +129,19 @@ def bring_up(
                 made = store.find(spec.name)
                 if made is None or made.nodes or not (others or _has_made_all(intent)):
                     raise
-                if not others:
+                if others:
+                    gone, there = here.cloud.region, others[0].cloud.region
+                    report(f"{error.message}: the whole cluster moves from {gone} to {there}")
+                else:
                     report("no capacity for the whole cluster: removing what was created")
-                    finish_down(store, made, report)
-                    raise
-                gone, there = here.cloud.region, others[0].cloud.region
-                report(f"{error.message}: the whole cluster moves from {gone} to {there}")
                 left = finish_down(store, made, report)
-                spent = cost.sum_dollars(left.charges, time.time())
-                here, *others = (machines_charges.take_off(place, spent) for place in others)
+                dollars = cost.sum_dollars(left.charges, time.time())
+                spent += dollars
+                if not others:
+                    if spent:
+                        report(f"what was created and removed cost ${spent:.4f}")
+                    raise
+                here, *others = (machines_charges.take_off(place, dollars) for place in others)
                 old, consent = None, lambda question: True  # the first question named all regions
                 clock = Clock(clock.nodes)
                 with clock.time_phase("plan"):

@@ -188,7 +188,8 @@ def test_spot_becomes_on_demand_only_where_that_was_said(tmp_path: Path) -> None
     spot = ProviderState(id="lab-1", region="us-east-1", spot=True)
     with pytest.raises(CapacityError, match="no zone has capacity") as caught:
         attempts(tmp_path, room, spot, spot=True)
-    assert "--spot-fallback" in caught.value.hint
+    where = "another --region, another --instance-type, or later, or --spot-fallback"
+    assert caught.value.hint == f"try {where}", "all zones were tried"
     assert caught.value.message.endswith("): InsufficientInstanceCapacity: none left")
     spot = ProviderState(id="lab-1", region="us-east-1", spot=True)
     tried = attempts(tmp_path, room, spot, spot=True, spot_fallback=True)

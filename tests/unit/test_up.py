@@ -160,6 +160,7 @@ def test_no_capacity_anywhere_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     told = fail(wanted("a", "bb"), "no zone of bb has capacity")
     assert there.done == [f"{does} in {region}" for region in ("a", "bb") for does in DOES]
     assert "no capacity for the whole cluster: removing what was created" in told
+    assert told[-1] == "what was created and removed cost $0.0200", "a minute in each region"
     assert not [line for line in told if "still running" in line]
     assert open_store().list_names() == ()
 

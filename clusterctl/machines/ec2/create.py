@@ -408,7 +408,9 @@ def _give_up(
     else:
         tried = ", ".join(dict.fromkeys(zones))
         what = f"no zone has capacity for the whole cluster (tried {tried})"
-        hint = why.hint + ", or --spot-fallback" * state.spot
+        # All zones were tried, unless the user has named some.
+        hint = why.hint if order.options.cloud.zones else why.hint.replace("--zones, ", "")
+        hint += ", or --spot-fallback" * state.spot
         # The next `up` finds another day, and begins anew.
         state.zone, state.spot = "", order.options.cloud.spot
     spec.save_state(order.folder, state)

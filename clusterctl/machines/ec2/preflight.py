@@ -567,15 +567,13 @@ def _choose_zones(api: Api, options: ClusterSpec) -> tuple[str, ...]:
             hint="choose another --region or --instance-type",
         )
     wanted = options.cloud.zones or offering
-    zones = tuple(zone for zone in wanted if zone in offering)
-    others = [zone for zone in wanted if not re.fullmatch(f"{api.region}[a-z]", zone)]
-    if others or not zones:
+    if others := [zone for zone in wanted if zone not in offering]:
         raise UsageError(
-            f"--zones {','.join(others or wanted)}: not an availability zone of {api.region} that"
+            f"--zones {','.join(others)}: not an availability zone of {api.region} that"
             f" offers all of {names}",
             hint=f"zones that do: {', '.join(offering)}; or name another --region",
         )
-    return zones
+    return tuple(wanted)
 
 
 def _keep_with_subnet(zones: Sequence[str], subnets: Mapping[str, ZoneSubnets]) -> tuple[str, ...]:
