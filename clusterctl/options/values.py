@@ -53,11 +53,11 @@ def local_folder(text: str, option: str) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
-def integer(least: int, most: int = 1_000_000_000) -> Callable[[str, str], int]:
+def integer(least: int, most: int = 1_000_000_000, example: int = 2) -> Callable[[str, str], int]:
     """Reads a whole number within these limits."""
 
     def check(text: str, option: str) -> int:
-        fits = str(max(least, min(2, most)))
+        fits = str(max(least, min(example, most)))
         if not re.fullmatch(r"[+-]?\d{1,12}", text):
             raise _refuse(text, option, "a number", fits)
         if not least <= int(text) <= most:

@@ -130,7 +130,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     )
     ami = text("--ami", EC2, "Machine image of the workers", "ID")
     disk = number(
-        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=integer(8, 16384)
+        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=integer(8, 16384, 100)
     )
     efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
     vpc = text("--vpc", EC2, "VPC for the machines (default: a new one)", "ID")
