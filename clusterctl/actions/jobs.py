@@ -163,9 +163,9 @@ def read_logs(
         yield from records.read_stored(folder)
         return
     with open_pool(store, cluster) as pool:
-        job = _require_handed_in(store, job, cluster, pool)
+        job = require_handed_in(store, job, cluster, pool)
         _report_no_start(job, report)
-        if not _was_never_staged(job):
+        if not control.was_never_staged(job):
             yield from _follow(Connected(store, cluster, pool, report), job, follow)
 
 
@@ -223,7 +223,7 @@ def _follow(at: Connected, job: Job, follow: bool) -> Iterator[list[Piece]]:
             at.report(synced)
 
 
-def _require_handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
+def require_handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:
     """The job; where its record says nothing of the queue's yet, as the login node knows it.
     RecordError while another clusterctl is still handing it in."""
     if not store.is_handed_in(job.id):
@@ -241,11 +241,6 @@ def _require_handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> 
         job = control.refresh(job, cluster, pool)
         store.save_job(job)
     return job
-
-
-def _was_never_staged(job: Job) -> bool:
-    """Whether the job never reached its cluster: there is nothing of it to read or to end."""
-    return job.state is JobState.LOST and job.started is None and not job.native_id
 
 
 def _report_no_start(job: Job, report: Reporter) -> None:
@@ -270,8 +265,8 @@ def cancel(store: Store, number: int, where: str | None, report: Reporter) -> Jo
     with open_pool(store, cluster) as pool:
         for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
-        job = _require_handed_in(store, job, cluster, pool)
-        if _was_never_staged(job):
+        job = require_handed_in(store, job, cluster, pool)
+        if control.was_never_staged(job):
             return job
         job = control.cancel(job, cluster, pool, report)
     store.save_job(job)

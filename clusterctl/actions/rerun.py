@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
-from clusterctl.actions.jobs import find_cluster, make_lost_cluster_error
+from clusterctl.actions.jobs import find_cluster, make_lost_cluster_error, require_handed_in
 from clusterctl.actions.run import (
     OnJob,
     OnOutput,
@@ -22,7 +22,7 @@ from clusterctl.actions.run import (
     run,
 )
 from clusterctl.batch.system import load_system
-from clusterctl.core.job import Job, JobSpec, ProgramKind
+from clusterctl.core.job import Job, JobSpec, JobState, ProgramKind
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import format_time
 from clusterctl.core.values import dataclass
@@ -393,6 +393,7 @@ def rerun(
         raise make_lost_cluster_error(
             old, f"`clusterctl rerun {number} -c {other}` runs it on cluster {other}"
         )
+    old = _require_known(store, old)
     cluster = require_ready(store.read_cluster(old.cluster if where is None else check_name(where)))
     cluster = cluster.drop_nodes(without)
     spec, secrets = _apply_changes(old.spec, given)
@@ -435,6 +436,25 @@ def rerun(
         report=report,
         detach=detach,
         carried=carried,
+    )
+
+
+def _require_known(store: Store, old: Job) -> Job:
+    """The job. RecordError for one that its queue may have, or has after all, without that being on
+    record: whoever runs it again then would have it twice."""
+    cluster = find_cluster(store, old)
+    waits = old.state is JobState.QUEUED and not old.native_id and old.started is None
+    if cluster is None or not waits or load_system(cluster.system).places_ranks:
+        return old
+    with open_pool(store, cluster) as pool:
+        old = require_handed_in(store, old, cluster, pool)
+    if old.state.ended:
+        return old
+    number, name = old.id, cluster.launcher.name
+    what = f"is in the queue as {old.native_id}" if old.native_id else "may be in the queue"
+    raise RecordError(
+        f"job {number} {what}" + ("" if old.native_id else f": {name} has not said whether it is"),
+        hint=f"`clusterctl logs {number} -f` follows it, `clusterctl cancel {number}` ends it",
     )
 
 

@@ -230,6 +230,8 @@ def _stop(at: Connected, job: Job) -> Job:
 # `run`: stage, launch, follow. The job belongs to the cluster: whoever follows it may leave.
 
 
+FindStart = Callable[[Job, Cluster, Pool], Job | None]
+
 LARGEST_INPUT = project_tree.MAX_BYTES
 """Bytes of a standard input, unless more is allowed."""
 
@@ -572,9 +574,11 @@ def submit(
     carry: jobs_submit.Carry | None = None,
     attend: Callable[[Job], Job] | None = None,
     waits: bool = True,
+    find_start: FindStart = control.find_start,
 ) -> Job:
     """Ships the job and starts it. A job that cannot be started is on record as failed. `attend`:
-    sees it through instead. `waits`: somebody waits for its end."""
+    sees it through instead. `waits`: somebody waits for its end. `find_start`: tells what became of
+    a start that was not answered."""
     job, store = prepared.job, at.store
     if not job.stage:
         job = replace(job, stage=project_tree.write_archive(prepared.tree, store.home))
@@ -585,7 +589,7 @@ def submit(
     if job.spec.sync:
         fetch.claim(job, store.locate_job_folder(job.id))
     with store.mark_handing_in(job.id), StartSignals() as signals:
-        return _ship(at, replace(prepared, job=job), carry, signals, attend, waits)
+        return _ship(at, replace(prepared, job=job), carry, signals, attend, waits, find_start)
 
 
 def _ship(
@@ -595,10 +599,12 @@ def _ship(
     signals: StartSignals,
     attend: Callable[[Job], Job] | None,
     waits: bool,
+    find_start: FindStart,
 ) -> Job:
     job, cluster = prepared.job, prepared.cluster
     store, pool, report = at.store, at.pool, at.report
     recorded = staging = starting = started = False
+    unanswered: NodeUnreachable | None = None
     try:
         chosen = project_packages.choose_packages(cluster, job.spec.python)
         equipped = project_packages.equip_nodes(chosen, job.spec.packages)
@@ -646,9 +652,19 @@ def _ship(
             signals.start_waiting()
             starting = True
             start = partial(jobs_submit.start, job, cluster, pool, port, report)
-            said = put(starts=True) if at_once else start()
-            job = load_system(cluster.system).parse_status(job, said)
-            started = True
+            try:
+                said = put(starts=True) if at_once else start()
+            except NodeUnreachable as error:
+                unanswered = error
+            else:
+                job = load_system(cluster.system).parse_status(job, said)
+            started = True  # or may have
+            store.save_job(job)
+        if unanswered:
+            job = _find_out(at, job, unanswered, find_start)
+            if control.was_never_staged(job):
+                started = False
+                raise unanswered
             store.save_job(job)
         found = records.describe_provenance(
             *(job, cluster, prepared.plan, prepared.tree, store), prepared.typed
@@ -675,6 +691,22 @@ def _ship(
         raise
     store.add_event(cluster.name, "job", id=job.id, program=job.spec.program.target)
     return job
+
+
+def _find_out(at: Connected, job: Job, unanswered: NodeUnreachable, find_start: FindStart) -> Job:
+    """The job to whose hand-in no answer came: as handed in, for who follows it sees the rest, or
+    as never staged. NodeUnreachable where its launcher does not say: it may run, and nothing that
+    it needs is removed."""
+    name = at.cluster.launcher.name
+    at.report(f"{unanswered.message}; asking {name} whether it has the job")
+    found = find_start(job, at.cluster, at.pool)
+    if found is None:
+        raise NodeUnreachable(
+            f"{unanswered.message}; {name} has not said since whether it has the job",
+            hint=f"`clusterctl jobs` asks again; `clusterctl cancel {job.id}` ends it in any case",
+            transient=True,
+        ) from unanswered
+    return found if control.was_never_staged(found) else replace(job, native_id=found.native_id)
 
 
 def _read_script(spec: JobSpec, tree: project_tree.Tree) -> str:

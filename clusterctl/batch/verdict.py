@@ -302,7 +302,7 @@ def mark_unsubmitted(job: Job, facts: Facts, when: float | None = None) -> Job:
     finished = facts.absent or when
     if facts.last.stop:
         return replace(job, state=CAUSES[facts.last.stop], finished=finished, reason="")
-    reason = "its clusterctl ended before it was submitted"
+    reason = "its clusterctl ended, or lost its connection, before it was submitted"
     return replace(job, state=JobState.LOST, finished=finished, reason=reason)
 
 

@@ -25,6 +25,10 @@ HURRY = 5.0
 """Seconds for a connection to a launcher that has to end a job."""
 SAVING = 10.0
 """Seconds after which a person hears again that ranks are still saving."""
+AWAY = 30.0
+"""Seconds for which a launcher may not answer that has to say whether it was handed a job."""
+SETTLE = 5.0
+"""Seconds after which it says for certain that it was not: the hand-in may just begin."""
 FORCE_TIMEOUT = 9.0
 """Seconds that a job has to be gone after it was taken from its queue."""
 
@@ -71,6 +75,35 @@ def refresh_all(
                 fresh = replace(fresh, survivors=survivors)
             found[job.id] = fresh
     return tuple(found.get(job.id, job) for job in jobs)
+
+
+def find_start(
+    job: Job, cluster: Cluster, pool: Pool, away: float = AWAY, settle: float = SETTLE
+) -> Job | None:
+    """The job after no answer came to its hand-in, over another connection, as soon as its launcher
+    says what became of it. None: it has not said so in time."""
+    system = load_system(cluster.system)
+    (command,) = system.status_commands((job,), cluster)
+    transport = pool.find_transport(cluster.launcher.name)
+    began, limit = now(), Deadline(system.start_limit)
+    silent = limit.limit(away)
+    found = job
+    while not silent.passed:
+        result = transport.run(command, timeout=min(system.ask_limit, silent.left))
+        if result.exit_code is not None and result.stdout:
+            silent = limit.limit(away)
+            found = system.parse_status(job, result.text)
+            ended = found.state.ended and found.started is None
+            known = system.places_ranks or found.native_id or ended
+            if known and not (was_never_staged(found) and now() - began < settle):
+                return found
+        time.sleep(system.poll)
+    return found if found.started else None  # the queue gives no number for a job that has run
+
+
+def was_never_staged(job: Job) -> bool:
+    """Whether the job never reached its cluster: there is nothing of it to read or to end."""
+    return job.state is JobState.LOST and job.started is None and not job.native_id
 
 
 def cancel(job: Job, cluster: Cluster, pool: Pool, report: Reporter = lambda text: None) -> Job:

@@ -710,9 +710,9 @@ def test_a_client_that_dies_before_the_submit_leaves_a_lost_job(
         _kill(running)
         job = cli.job(number)
         assert (job["state"], job["native_id"]) == ("lost", "")
-        assert "ended before it was submitted" in job["reason"]
-        assert "ended before it was submitted" in cli("logs", number, "-f", code=6).err
-        assert "ended before it was submitted" in cli("cancel", number).out
+        assert "before it was submitted" in job["reason"]
+        assert "before it was submitted" in cli("logs", number, "-f", code=6).err
+        assert "before it was submitted" in cli("cancel", number).out
         cli.until_state(other, "succeeded")
     finally:
         go.touch()

@@ -347,7 +347,9 @@ def test_a_job_that_was_never_handed_in_is_lost(login: Path) -> None:
     _age(jobs / "3", 25)
     found = survey(login)
     assert found[1].state is JobState.LOST
-    assert found[1].reason == "its clusterctl ended before it was submitted"
+    assert (
+        found[1].reason == "its clusterctl ended, or lost its connection, before it was submitted"
+    )
     assert found[1].finished is not None
     # These two may still come: the submit outlives its client.
     assert (found[2].state, found[3].state) == (JobState.QUEUED, JobState.QUEUED)
