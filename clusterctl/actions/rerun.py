@@ -440,22 +440,26 @@ def rerun(
 
 
 def _require_known(store: Store, old: Job) -> Job:
-    """The job. RecordError for one that its queue may have, or has after all, without that being on
+    """The job. RecordError for one that its queue may have, or has got without that being on
     record: whoever runs it again then would have it twice."""
-    cluster = find_cluster(store, old)
+    cluster, number = find_cluster(store, old), old.id
     waits = old.state is JobState.QUEUED and not old.native_id and old.started is None
     if cluster is None or not waits or load_system(cluster.system).places_ranks:
         return old
     with open_pool(store, cluster) as pool:
         old = require_handed_in(store, old, cluster, pool)
-    if old.state.ended:
-        return old
-    number, name = old.id, cluster.launcher.name
-    what = f"is in the queue as {old.native_id}" if old.native_id else "may be in the queue"
-    raise RecordError(
-        f"job {number} {what}" + ("" if old.native_id else f": {name} has not said whether it is"),
-        hint=f"`clusterctl logs {number} -f` follows it, `clusterctl cancel {number}` ends it",
-    )
+    if old.native_id:
+        raise RecordError(
+            f"the queue has got job {number}, as {old.native_id}: it is {old.state.value}",
+            hint=f"`clusterctl logs {number}` shows it; the next `rerun` runs it once more",
+        )
+    if not old.state.ended:
+        raise RecordError(
+            f"job {number} may be in the queue: {cluster.launcher.name} has not said whether it is",
+            hint=f"`clusterctl jobs` asks again; `clusterctl cancel {number}` ends it",
+            transient=True,
+        )
+    return old
 
 
 def _choose_points(old: Job) -> tuple[int, ...]:

@@ -698,12 +698,12 @@ def _find_out(at: Connected, job: Job, unanswered: NodeUnreachable, find_start: 
     as never staged. NodeUnreachable where its launcher does not say: it may run, and nothing that
     it needs is removed."""
     name = at.cluster.launcher.name
-    at.report(f"{unanswered.message}; asking {name} whether it has the job")
+    at.report(f"{unanswered.message}; asking {name} whether the job is there")
     found = find_start(job, at.cluster, at.pool)
     if found is None:
         raise NodeUnreachable(
-            f"{unanswered.message}; {name} has not said since whether it has the job",
-            hint=f"`clusterctl jobs` asks again; `clusterctl cancel {job.id}` ends it in any case",
+            f"{unanswered.message}; {name} has not said since whether the job is there",
+            hint=f"`clusterctl jobs` asks again; `clusterctl cancel {job.id}` ends it if it is",
             transient=True,
         ) from unanswered
     return found if control.was_never_staged(found) else replace(job, native_id=found.native_id)

@@ -83,7 +83,7 @@ def test_a_job_that_the_queue_has_goes_on(queue: batch_here.Queue, tmp_path: Pat
     assert (found.state, found.native_id) == (JobState.QUEUED, "41")
     assert open_store().read_job(1) == found
     assert find_environment(tmp_path)
-    assert any("asking login whether it has the job" in line for line in said), said
+    assert any("asking login whether the job is there" in line for line in said), said
 
 
 def test_a_job_that_was_not_handed_in_has_failed(queue: batch_here.Queue) -> None:
@@ -107,7 +107,9 @@ def test_a_job_that_may_be_in_the_queue_is_not_called_failed(
     assert (again.code, "job 1 may be in the queue" in again.err) == (7, True), again
     known.rename(native)
     again = call("rerun", "1", "--detach")
-    assert (again.code, "job 1 is in the queue as 41" in again.err) == (7, True), again
+    assert (again.code, "the queue has got job 1, as 41: it is queued" in again.err) == (7, True), (
+        again
+    )
     [row] = call("jobs", "--json").document["jobs"]
     assert row["native_id"] == "41"
 
