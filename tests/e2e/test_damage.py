@@ -75,6 +75,11 @@ def small_disk(tmp_path: Path, need_root: None) -> Iterator[Path]:
 def test_a_full_disk_keeps_no_machine(small_disk: Path, make_cli: MakeCli) -> None:
     """Verbs that have to write say where; `down` takes the machines all the same."""
     cli = make_cli(str(small_disk / "state"))
+    (small_disk / "early").write_bytes(bytes(2_850_000))
+    said = cli("up", "--workers", 1, code=3).err
+    assert "No space left on device" in said
+    assert f"free some space in {cli.home}, then" in said
+    (small_disk / "early").unlink()
     cli("up", "--workers", 1)
     cli.script("sleep.py", "import time; time.sleep(300)\n")
     number = cli.detach("sleep.py")
