@@ -517,6 +517,7 @@ def _run(arguments: list[str]) -> int:
         own = VERBS["run"].spellings()
         words, system = arguments[1:], ""
         unknown = any(word.startswith("-") and word not in own for word in words)
+        unknown |= batch_systems.CONFUSED.intersection(words[:-1]) != set()
         if unknown or batch_systems.find_misread(words, own)[0]:
             system = _find_batch_system(words)
         if system:

@@ -445,7 +445,7 @@ def _measure_seconds(job: Job) -> float | None:
         return None
     now = None if job.state.ended else time.time()
     end = job.finished or now
-    return end - job.started if end else None
+    return max(0.0, end - job.started) if end else None  # clocks may differ
 
 
 def document(job: Job) -> dict[str, Any]:

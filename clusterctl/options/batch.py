@@ -36,6 +36,8 @@ class BatchOptions:
     it was meant, and what to write; "": any option of the site's. What no other system has."""
     named: Mapping[str, str] = field(default_factory=dict)
     """Those without a value in `run` that have any name for one there, and what to write."""
+    confused: Mapping[str, str] = field(default_factory=dict)
+    """Options without a value both here and there, and what to write for either."""
     others: Mapping[str, int] = field(default_factory=dict)
     """Options that `run` has no name for, and how many words follow each."""
     attaches: bool = False
@@ -134,6 +136,7 @@ BATCH_SYSTEMS = {
             "-v": (r"[A-Za-z_]\w*[=,].*", "-e"),
         },
         named={"-q": "--queue", "-v": "-e"},
+        confused={"-h": "--qsub-arg -h holds the job, --help shows the help"},
         others={
             **_take("-clear -clearp -clears -cwd -hard -notify -soft -terse -verify -V", 0),
             **_take(

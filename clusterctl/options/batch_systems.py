@@ -24,6 +24,7 @@ ALL = tuple(BATCH_SYSTEMS)
 FLAGS = {f"--{name}": name for name in BATCH_SYSTEMS}
 """Of `attach`, with the batch system of each."""
 SIZES = tuple(flag for row in BATCH_SYSTEMS.values() for flag in row.sizes)
+CONFUSED = {flag for row in BATCH_SYSTEMS.values() for flag in row.confused}
 _SLOTS = {name: row.slots for name, row in BATCH_SYSTEMS.items() if row.slots}
 
 ONLY = Limit(
@@ -173,6 +174,8 @@ def find_misread(
         named = is_flag and _is_name_before(value, script)
         found = []
         for row in rows:
+            if system and value and word in row.confused:
+                return f"{word} before {value}", row.confused[word]
             if re.match("-[^-]{2}", word) and word in row.others:
                 whole = " ".join((word, *words[place + 1 :][: row.others[word]]))
                 return whole, _name_argument(row, whole)

@@ -142,6 +142,7 @@ def test_the_time_of_a_job_that_has_ended_does_not_grow() -> None:
     lost = replace(job(), state=JobState.LOST, started=1.0)
     assert (format_duration(lost), document(lost)["seconds"]) == ("-", None)
     assert format_duration(replace(lost, finished=3.0)) == "2.0 s"
+    assert format_duration(replace(lost, finished=0.5)) == "0.0 s"
 
 
 def test_a_job_whose_record_cannot_be_written_is_not_said_to_go_on(
