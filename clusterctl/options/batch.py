@@ -40,6 +40,8 @@ class BatchOptions:
     """Options without a value both here and there, and what to write for either."""
     others: Mapping[str, int] = field(default_factory=dict)
     """Options that `run` has no name for, and how many words follow each."""
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of these, each sets what the options in its row mean that follow it, on the same line."""
     attaches: bool = False
     """Whether a value may stand in the word of a short option: `-N2`."""
     slots: str = ""
@@ -145,6 +147,7 @@ BATCH_SYSTEMS = {
                 1,
             ),
         },
+        orders={"-soft": ("-l",), "-hard": ()},
         slots="request slots with -pe NAME SLOTS",
     ),
 }

@@ -113,6 +113,7 @@ def translate(words: Sequence[str], system: str, own: Mapping[str, Option[Any]])
     """A command line of `run` with that batch system's own options before SCRIPT under the names
     that `run` has for them; `own`: its options. From an unknown one on it stays as it is."""
     row, rest, found = BATCH_SYSTEMS[system], list(words), list[str]()
+    mode = ""
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
         name, sign, value = word.partition("=")
@@ -120,11 +121,13 @@ def translate(words: Sequence[str], system: str, own: Mapping[str, Option[Any]])
         known = name in own or name in row.short or name in row.others
         if not known and row.attaches and word[1] != "-" and word[:2] in {*row.short, *row.others}:
             name, given = word[:2], [word[2:]]
-        if name in row.others:
-            while len(given) < row.others[name] and rest:
+        mode = name if name in row.orders else mode
+        changed = name in row.orders.get(mode, ())
+        if name in row.others or changed:
+            while len(given) < row.others.get(name, 1) and rest:
                 given.append(rest.pop(0))
             text = f"{name}{sign}{shlex.quote(value)}" if sign else shlex.join([name, *given])
-            found += [f"--{row.emits}-arg", text]
+            found += [f"--{row.emits}-arg", f"{mode} {text}" if changed else text]
         elif row.short.get(name, "") in own:
             instead = row.short[name]
             given = given or rest[:1]
