@@ -450,7 +450,7 @@ def _require_known(store: Store, old: Job) -> Job:
         old = require_handed_in(store, old, cluster, pool)
     if old.native_id:
         raise RecordError(
-            f"the queue has got job {number}, as {old.native_id}: it is {old.state.value}",
+            f"the queue has got job {number}, as {old.native_id} ({old.state.value})",
             hint=f"`clusterctl logs {number}` shows it; the next `rerun` runs it once more",
         )
     if not old.state.ended:

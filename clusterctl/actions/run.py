@@ -706,7 +706,9 @@ def _find_out(at: Connected, job: Job, unanswered: NodeUnreachable, find_start: 
             hint=f"`clusterctl jobs` asks again; `clusterctl cancel {job.id}` ends it if it is",
             transient=True,
         ) from unanswered
-    return found if control.was_never_staged(found) else replace(job, native_id=found.native_id)
+    if found.state.ended and not control.was_never_staged(found):
+        return replace(job, native_id=found.native_id)
+    return found
 
 
 def _read_script(spec: JobSpec, tree: project_tree.Tree) -> str:

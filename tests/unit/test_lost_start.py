@@ -107,9 +107,7 @@ def test_a_job_that_may_be_in_the_queue_is_not_called_failed(
     assert (again.code, "job 1 may be in the queue" in again.err) == (7, True), again
     known.rename(native)
     again = call("rerun", "1", "--detach")
-    assert (again.code, "the queue has got job 1, as 41: it is queued" in again.err) == (7, True), (
-        again
-    )
+    assert (again.code, "the queue has got job 1, as 41 (queued)" in again.err) == (7, True), again
     [row] = call("jobs", "--json").document["jobs"]
     assert row["native_id"] == "41"
 
