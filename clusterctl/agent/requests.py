@@ -89,8 +89,10 @@ def _check_outputs(given: Dict[str, Any]) -> Iterator[Refusal]:
 
 
 def _require_folder(what: str, path: str, place: str) -> Iterator[Refusal]:
-    known = path and os.path.isabs(place) and not re.search(r"[%$\\]", place)
-    if known and not os.path.isdir(place):
+    if not (path and os.path.isabs(place)) or re.search(r"[%$\\]", place):
+        return
+    # A disk that this node lacks may be one of the compute nodes.
+    if os.path.isdir(os.sep + place.split(os.sep)[1]) and not os.path.isdir(place):
         hint = f"mkdir -p {shlex.quote(place)}; if only the compute nodes have it: cd or exec >FILE"
         yield Refusal(f"{what} {path}: there is no folder {place}", f"{hint} in the script")
 
