@@ -212,7 +212,9 @@ def _stop(at: Connected, job: Job) -> Job:
     told by then."""
     try:
         with Interrupts(patient=True):
-            saving = f"; its ranks have {job.spec.save_time:g} s to save" if job.started else ""
+            saving = f"; its ranks have {job.spec.save_time:g} s to save"
+            if not job.started or job.spec.program.kind is ProgramKind.BATCH:
+                saving = ""  # a queue ends a script of somebody's own in its own way
             at.report(f"stopping job {job.id} on all nodes{saving}")
             control.ask_to_end(job, at.cluster, at.pool)
         job = control.wait_for_end(job, at.cluster, at.pool, report=at.report)
