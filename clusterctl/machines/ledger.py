@@ -101,7 +101,10 @@ def add_ends(
         if node.name in ends and node.name not in known
         for since in [row.since for row in cluster.charges if row.node == node.name][:1]
     ]
-    look = Sighting(now, tuple(replace(t, state="ended", until=ends[t.node]) for t in told))
+    # Of two times by which it had ended, the earlier one is nearer.
+    shown = {id: life.until for id, life in lives.items() if life.until is not None}
+    times = {thing.id: min(ends[thing.node], shown.get(thing.id, inf)) for thing in told}
+    look = Sighting(now, tuple(replace(t, state="ended", until=times[t.id]) for t in told))
     if look.things:
         _write_line(folder, look)
     return (*looks, look)

@@ -56,16 +56,18 @@ def thing(state: str = "on", since: float = 1, until: float | None = None, **mor
 PLAN = row("worker-1", "instance", JUNE)
 
 
-def test_an_end_that_others_told_stays_known(tmp_path: Path) -> None:
-    """EC2 shows machines that ended themselves for an hour, and not since when."""
+@pytest.mark.parametrize(("told", "counted"), [(20, 20), (50, 31)])
+def test_an_end_that_others_told_stays_known(tmp_path: Path, told: int, counted: int) -> None:
+    """EC2 shows machines that ended themselves for an hour, and not since when. They ended before
+    it showed that."""
     disk = row("worker-1", "disk", JUNE)
     made = make_cluster(charges=(PLAN, disk), deadline=JUNE + 8 * HOUR)
     for minute, shown in ((2, thing()), (30, thing("ended"))):
         looks = ledger.add(tmp_path, made, [shown], JUNE + minute * 60)
-    ledger.add_ends(tmp_path, looks, made, {"worker-1": JUNE + 20 * 60}, JUNE + 30 * 60)
+    ledger.add_ends(tmp_path, looks, made, {"worker-1": JUNE + told * 60}, JUNE + 30 * 60)
     for minute, things in ((40, [thing("ended")]), (41, [thing("ended")]), (99, [])):
         looks = ledger.add(tmp_path, made, things, JUNE + minute * 60)
-        ends = [("instance", 1, 20, False), ("disk", 1, 20, False)]
+        ends = [("instance", 1, counted, False), ("disk", 1, counted, False)]
         assert settle(list(looks), PLAN, disk) == ends
 
 
