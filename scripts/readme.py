@@ -72,6 +72,7 @@ def peers(report: dict[str, Any]) -> str:
                 found = [each(values) for each in (statistics.median, min, max) if values]
                 shown = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in found]
                 cells.append("{} ({}-{})".format(*shown) if shown else "")
+            cells[0] = cells[0].replace("|", "\\|")  # a pipe of a command
             lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
         missed = [f"{row['what']}: {miss}" for row in rows for miss in row["misses"]]
