@@ -16,10 +16,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from msgspec import Struct
+
 from clusterctl.core import variables
 from clusterctl.core.clock import Deadline, now
 from clusterctl.core.model import NodeResult
-from clusterctl.core.values import dataclass
 
 Spawned = subprocess.Popen[bytes]
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -240,8 +241,7 @@ def has_terminal() -> bool:
         os.close(terminal)
 
 
-@dataclass(slots=True)
-class Watched:
+class Watched(Struct):
     """How a watched process ended. `error`: it did not within its time, or could not be started."""
 
     exit_code: int | None

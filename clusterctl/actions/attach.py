@@ -6,9 +6,11 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.actions import access as actions_access
 from clusterctl.actions import verify
@@ -27,7 +29,6 @@ from clusterctl.core.model import (
     fold,
 )
 from clusterctl.core.text import MAX_HOST_LINE, count, read_input
-from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     BootstrapError,
     ClusterctlError,
@@ -142,8 +143,7 @@ WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
 """Commands that most jobs take, with Debian's packages; a host may do without."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Login:
+class Login(Struct, frozen=True, kw_only=True):
     """How we get in. "": the key and the name that ssh_config and agent have, and a folder in the
     home there; all nodes of a batch system have to see it."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from clusterctl.actions import call, run, verify
 from clusterctl.actions.common import Connected, open_pool

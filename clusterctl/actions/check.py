@@ -6,9 +6,10 @@ import secrets
 import shutil
 import sys
 import time
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from clusterctl import process
 from clusterctl.actions.common import Connected, Unfetched, open_pool

@@ -8,13 +8,14 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.core.model import NAME_PATTERN, Cluster, Consent, Node, Phase, Reporter
 from clusterctl.core.progress import COPIED
 from clusterctl.core.text import format_time
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import find_home
@@ -176,8 +177,7 @@ def connect_ahead(pool: Pool, cluster: Cluster) -> None:
             pool.connect_ahead(names, timeout=RECORD_PATIENCE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfetched:
+class Unfetched(Struct, frozen=True, kw_only=True):
     """What happens to outputs that were never fetched, and to the files of a shared folder. By
     default they keep the cluster alive."""
 
@@ -204,8 +204,7 @@ def open_pool(store: Store, cluster: Cluster) -> Iterator[Pool]:
             raise
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """A cluster with its records and connections to its nodes, and who hears of progress."""
 
     store: Store

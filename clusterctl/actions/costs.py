@@ -6,15 +6,16 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import date, datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from clusterctl.actions.common import open_pool
 from clusterctl.core.model import GATEWAY, NETWORK_PARTS, Charge, Cluster, Phase, Reporter, shorten
 from clusterctl.core.text import count, format_span, format_time
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, describe_reason
 from clusterctl.insight import cost
 from clusterctl.machines import ledger, providers
@@ -102,8 +103,7 @@ SHUTDOWN = 90.0
 """Seconds that a machine is billed at most until its services have ended: systemd gives them so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+class Looked(Struct, frozen=True):
     """`gone`: nodes without a machine. `lines`: what the user should know about them."""
 
     gone: tuple[str, ...]
@@ -321,8 +321,7 @@ def describe_late_clock(cluster: Cluster, now: float) -> tuple[str, ...]:
 # Spending of the past, by day, cluster and job.
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterCost:
+class ClusterCost(Struct, frozen=True):
     """`exact`: every price is known; otherwise it cost at least that."""
 
     cluster: str
@@ -332,8 +331,7 @@ class ClusterCost:
     exact: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DayCost:
+class DayCost(Struct, frozen=True):
     """`day` is one of this machine's calendar."""
 
     day: str
@@ -341,8 +339,7 @@ class DayCost:
     exact: bool
 
 
-@dataclass(frozen=True, slots=True)
-class JobCost:
+class JobCost(Struct, frozen=True):
     """What its cluster cost while it ran."""
 
     job: int
@@ -353,8 +350,7 @@ class JobCost:
     exact: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Spending:
+class Spending(Struct, frozen=True):
     """In US dollars since a moment, the latest day first. What ran between jobs is part of the
     clusters and days alone."""
 

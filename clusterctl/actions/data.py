@@ -11,11 +11,13 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from clusterctl import process
 from clusterctl.actions.common import Connected, choose_cluster, connect_all, require_ready
@@ -23,7 +25,6 @@ from clusterctl.actions.shared_folder import SLOWEST
 from clusterctl.core import assets
 from clusterctl.core.model import Cluster, Node, NodeResult, Reporter
 from clusterctl.core.text import format_bytes
-from clusterctl.core.values import dataclass
 from clusterctl.data import datasets, sources
 from clusterctl.data.datasets import Dataset, Progress, load_datasets
 from clusterctl.data.sources import Remote, Source
@@ -46,8 +47,7 @@ _SENT = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """`here`: a complete copy lies on this machine, in `path`. Size in bytes of the download."""
 
     name: str
@@ -82,8 +82,7 @@ def find_data(name: str, kinds: str = "data set") -> Dataset:
     raise UsageError(f"no {kinds} named {name!r}", hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedDataSet:
+class CopiedDataSet(Struct, frozen=True):
     """A data set on this machine, and the workers that it was copied to just now."""
 
     name: str
@@ -91,8 +90,7 @@ class CopiedDataSet:
     pushed: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GetOptions:
+class GetOptions(Struct, frozen=True):
     """`mirror`: "" for each data set's own. `cluster`: None for the only one, if there is one.
     `name` and `sha256`: of what a URL names, "" for its own name, and for no check."""
 

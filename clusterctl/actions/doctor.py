@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.actions import jobs, status
 from clusterctl.actions.common import open_pool
@@ -48,8 +50,7 @@ TAIL = 64_000
 BOOT_LOG = "tail -n 50 /var/log/cloud-init-output.log"
 
 
-@dataclass(frozen=True, slots=True)
-class MachineView:
+class MachineView(Struct, frozen=True):
     """A machine that does not run or answer, or is not ready: the end of its console, and of what
     cloud-init has logged there."""
 
@@ -88,8 +89,7 @@ def look_at_machines(store: Store, cluster: Cluster) -> tuple[tuple[MachineView,
     return tuple(views), list(found.warnings)
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """`stacks`: ranks at the same place together. `summary` where nothing is wrong."""
 
     job: Job

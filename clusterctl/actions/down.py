@@ -6,15 +6,16 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.actions import costs
 from clusterctl.actions.common import Unfetched, check_name
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Cluster, ClusterSpec, Consent, Phase, Reporter
-from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     ClusterctlError,
     LeftoverError,
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
     from clusterctl.actions.shared_folder import BroughtFolder
 
 
-@dataclass(frozen=True, slots=True)
-class DownResult:
+class DownResult(Struct, frozen=True):
     """What was taken down. `hours` is how long the cluster lived; 0, like the number of nodes,
     where its record was lost."""
 

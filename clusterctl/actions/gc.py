@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from clusterctl.actions.common import check_name
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import ID_PATTERN, Cluster, Reporter
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.machines import providers
 from clusterctl.machines.protocol import Cloud, Resource, describe_resources
@@ -27,8 +28,7 @@ def describe_owner(owner: str, client: str) -> str:
     return f"{owner or 'an unknown owner'} ({client})" if client else owner or "an unknown owner"
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
+class Orphan(Struct, frozen=True):
     """A cluster by its tags alone. `name` may be empty where the tag is gone."""
 
     id: str
@@ -87,8 +87,7 @@ class Orphan:
         return all(item.hourly is not None for item in self.resources)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundClusters:
+class FoundClusters(Struct, frozen=True):
     """`orphans`: clusters with our tag that nothing here knows of. `mine`: who we are to whoever
     bills them."""
 

@@ -16,10 +16,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from clusterctl import process
 from clusterctl.core import catalog
 from clusterctl.core.model import Reporter
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import registry
 from clusterctl.machines.docker import containers
@@ -29,8 +30,7 @@ _INDEX = "--extra-index-url"
 _REPOSITORY = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(Struct, frozen=True):
     """`--image KIND=REFERENCE` uses it: `kind` is that of the nodes that it is for; "": all."""
 
     kind: str

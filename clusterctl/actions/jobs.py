@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.actions.common import (
     Connected,
@@ -22,7 +24,6 @@ from clusterctl.batch.system import load_system
 from clusterctl.core.clock import NEVER, Deadline
 from clusterctl.core.job import IN_A_TERMINAL, Hang, Job, JobState
 from clusterctl.core.model import Cluster, Phase, Reporter
-from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     ClusterctlError,
     NodeUnreachable,
@@ -273,8 +274,7 @@ def cancel(store: Store, number: int, where: str | None, report: Reporter) -> Jo
     return job
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(Struct, frozen=True):
     """What was brought, below `folder`/<node>/."""
 
     job: int

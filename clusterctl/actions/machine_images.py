@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from clusterctl.actions import costs, up_plan
 from clusterctl.actions.common import Unfetched, open_pool

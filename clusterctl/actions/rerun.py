@@ -8,8 +8,10 @@ import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.actions.common import check_name, connect_or_report, open_pool, require_ready
 from clusterctl.actions.jobs import find_cluster, make_lost_cluster_error, require_handed_in
@@ -25,7 +27,6 @@ from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobSpec, JobState, ProgramKind
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import format_time
-from clusterctl.core.values import dataclass
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, fetch, records
 from clusterctl.jobs.records import Files
@@ -47,8 +48,7 @@ class NothingSaved(RecordError):
     """Nothing is left of what the job's rank 0 wrote."""
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierFiles:
+class EarlierFiles(Struct, frozen=True):
     """Where the files of an earlier job are. `nodes` are those that it ran on, that of rank 0
     first."""
 
@@ -355,8 +355,7 @@ def _drop_stale(source: EarlierFiles, files: Mapping[str, Files]) -> dict[str, F
 # -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """What a rerun is given: variables, of which `plain` may be recorded, `secrets` may not, and
     `files` held some; further arguments; another number of ranks (0: as before)."""
 

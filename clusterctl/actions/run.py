@@ -7,11 +7,13 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl import process
 from clusterctl.actions.access import start_ssh
@@ -31,7 +33,6 @@ from clusterctl.core.job import (
 )
 from clusterctl.core.model import Cluster, Consent, Node, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
-from clusterctl.core.values import dataclass
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import (
     BootstrapError,
@@ -238,8 +239,7 @@ LARGEST_INPUT = project_tree.MAX_BYTES
 """Bytes of a standard input, unless more is allowed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(Struct, frozen=True, kw_only=True):
     """A job that is ready to go, with everything that will be shipped: `--dry-run` prints it."""
 
     job: Job

@@ -6,10 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+from msgspec import Struct
+
 from clusterctl.actions.common import Connected
 from clusterctl.core.model import Cluster, NodeResult, Phase
 from clusterctl.core.text import count, format_bytes
-from clusterctl.core.values import dataclass
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.state.store import Store
 
@@ -24,8 +25,7 @@ _MARK = "clusterctl-shared"
 _ANSWER = re.compile(rf"^{_MARK} (\d+) (\d+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(Struct, frozen=True):
     """What was found in the folder: `text` for people, "" where it is empty. `files` is None where
     that is not known; the size is in bytes."""
 
@@ -34,8 +34,7 @@ class Contents:
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BroughtFolder:
+class BroughtFolder(Struct, frozen=True):
     """A copy of the folder here."""
 
     folder: Path

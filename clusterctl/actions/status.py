@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from clusterctl.actions import costs
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Cluster, Node, Phase, shorten
-from clusterctl.core.values import dataclass
 from clusterctl.insight import cost
 from clusterctl.machines import deadlines, providers
 from clusterctl.state.store import Store
@@ -24,8 +25,7 @@ GPU_ANSWER = 4
 """Seconds of these that its GPUs have for each of two questions."""
 
 
-@dataclass(slots=True)
-class NodeStatus:
+class NodeStatus(Struct):
     """`live` is empty unless the node was asked."""
 
     node: Node
@@ -36,8 +36,7 @@ class NodeStatus:
     """What they do, if the node was asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
+class ClusterStatus(Struct, frozen=True):
     """`age` in seconds, money in US dollars."""
 
     cluster: Cluster

@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.actions import access, common, costs, up_plan
 from clusterctl.actions.common import Connected, check_name, open_pool
@@ -33,7 +35,6 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
-from clusterctl.core.values import dataclass
 from clusterctl.errors import BootstrapError, ClusterctlError, NodeUnreachable, ProviderError
 from clusterctl.insight import cost
 from clusterctl.machines import bootstrap, deadlines, ledger, providers
@@ -61,8 +62,7 @@ NOTEWORTHY = 0.5
 """Seconds that a step of the bootstrap has to take to be shown."""
 
 
-@dataclass(slots=True)
-class Clock:
+class Clock(Struct):
     """Seconds per phase, in order; on machines that take their time, each is announced."""
 
     nodes: NodePhases
@@ -80,8 +80,7 @@ class Clock:
         self.phases.append((name, round(time.monotonic() - began, 3)))
 
 
-@dataclass(frozen=True, slots=True)
-class UpResult:
+class UpResult(Struct, frozen=True):
     """A ready cluster, and how long each phase took, in seconds."""
 
     cluster: Cluster

@@ -8,9 +8,11 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from functools import cache, partial
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.actions.common import (
     Connected,
@@ -32,7 +34,6 @@ from clusterctl.core.model import (
     shorten,
 )
 from clusterctl.core.text import count, format_span, format_time
-from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     NodeUnreachable,
     ProviderError,
@@ -109,8 +110,7 @@ def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:
 # Which image each kind of node gets: asked of the registries before anything is paid for.
 
 
-@dataclass(frozen=True, slots=True)
-class NodeImage:
+class NodeImage(Struct, frozen=True):
     """`reference` is what the node's engine runs. With a `recipe`, the node builds it, on `bases`;
     else it is pulled, with `login` where the registry asks for one."""
 
@@ -119,7 +119,7 @@ class NodeImage:
     """For people: where it comes from, and how big that is."""
     recipe: str = ""
     bases: tuple[str, ...] = ()
-    login: RegistryLogin | None = field(default=None, repr=False)
+    login: RegistryLogin | None = None
     size: int = 0
     """Bytes that the node downloads of it, where they are known."""
 
@@ -260,8 +260,7 @@ def _describe(found: registry.FoundImage) -> str:
 DEFAULT_WORKERS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Intent:
+class Intent(Struct, frozen=True):
     """What `up` is going to do about the cluster that there is, or about none."""
 
     old: Cluster | None
@@ -531,7 +530,7 @@ def _complete_cloud(cloud: CloudSpec, base: CloudSpec) -> CloudSpec:
     defaults = CloudSpec()
     given = {
         name: value
-        for name in CloudSpec.__dataclass_fields__
+        for name in CloudSpec.__struct_fields__
         if (value := getattr(cloud, name)) != getattr(defaults, name)
     }
     return replace(base, **given)

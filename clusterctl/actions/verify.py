@@ -10,11 +10,12 @@ import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.actions import jobs
 from clusterctl.actions.common import open_pool, require_ready
@@ -23,7 +24,6 @@ from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.core.text import count
-from clusterctl.core.values import dataclass
 from clusterctl.errors import (
     ClusterctlError,
     RecordError,
@@ -342,8 +342,7 @@ NODES = 8
 """Nodes of which all is measured within the time of an `Effort`; more get more in proportion."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
+class Effort(Struct, frozen=True):
     """Seconds of each measurement at most, bytes on the disk, and seconds of all together: by
     which share of these the nodes and the rates of GEMM have to be done."""
 

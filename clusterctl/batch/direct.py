@@ -7,8 +7,9 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
+
+from msgspec.structs import replace
 
 from clusterctl import __version__
 from clusterctl.agent import messages

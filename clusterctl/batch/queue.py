@@ -14,11 +14,12 @@ import re
 import shlex
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar
+
+from msgspec.structs import replace
 
 from clusterctl import __version__
 from clusterctl.agent import messages

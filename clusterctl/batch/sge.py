@@ -6,8 +6,9 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from clusterctl.agent import queues
 from clusterctl.batch.queue import (

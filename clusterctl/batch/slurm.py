@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from signal import Signals
+
+from msgspec.structs import replace
 
 from clusterctl.agent import queues
 from clusterctl.batch import queue

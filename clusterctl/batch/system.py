@@ -13,9 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, cast
 
+from msgspec import Struct
+
 from clusterctl.core.job import Job, JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster, Node
-from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 from clusterctl.launch.launcher import Request
 from clusterctl.options.batch import BATCH_SYSTEMS
@@ -27,8 +28,7 @@ SYSTEMS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(Struct, frozen=True):
     """What `--dry-run` shows of a job: texts under headings, and the fields of the document."""
 
     sections: tuple[tuple[str, str], ...]

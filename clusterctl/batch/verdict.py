@@ -7,13 +7,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from typing import NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.agent import messages
 from clusterctl.core.job import Hang, Job, JobState, Placement, RankFailure, describe_exit
 from clusterctl.core.text import count
-from clusterctl.core.values import dataclass
 
 CAUSES: Mapping[str, JobState] = {
     "cancelled": JobState.CANCELLED,
@@ -32,8 +33,7 @@ EVENTS: Mapping[str, str] = {
 """What may come over a node, and how it is said."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Attempt:
+class Attempt(Struct, kw_only=True):
     """What has been noted since the last attempt began."""
 
     number: int = 0
@@ -76,8 +76,7 @@ class Attempt:
     ended: float | None = None
 
 
-@dataclass(slots=True)
-class Facts:
+class Facts(Struct):
     """The lines, read one by one."""
 
     attempts: list[Attempt] = field(default_factory=lambda: [Attempt()])

@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any, TextIO
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from clusterctl.core.progress import QUESTION, Speedometer
 from clusterctl.core.text import format_seconds
@@ -297,11 +299,11 @@ def measure_height() -> int:
 
 
 def make_plain(value: Any) -> Any:
-    """Dataclasses, enums, paths and tuples as what JSON has; times as ISO 8601 stay numbers,
+    """Structs, enums, paths and tuples as what JSON has; times as ISO 8601 stay numbers,
     and what is not finite is null: JSON has no NaN."""
     if isinstance(value, Enum):
         return value.value
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Struct):
         return {name: make_plain(item) for name, item in asdict(value).items()}
     if isinstance(value, dict):
         return {str(make_plain(name)): make_plain(item) for name, item in value.items()}

@@ -21,10 +21,11 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from msgspec import Struct
+
 from clusterctl.cli.console import BAD, GOOD, Console, ago, can_redraw, escape, make_plain, pick
 from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
 from clusterctl.core.text import count
-from clusterctl.core.values import dataclass
 from clusterctl.core.variables import redact, redact_arguments
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 
@@ -63,8 +64,7 @@ _STRAY = re.compile(
 terminals obey them, the others show that they are wrong."""
 
 
-@dataclass(slots=True, eq=False)
-class RankStream:
+class RankStream(Struct, eq=False):
     """One stream of one rank, and its line that is not complete yet."""
 
     rank: int | None

@@ -14,12 +14,12 @@ import sys
 import termios
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
+from msgspec.structs import replace
 
 from clusterctl.actions import common, node_loss
 from clusterctl.actions import run as actions_run

@@ -6,16 +6,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.core.assets import find_folder
 from clusterctl.core.model import Accelerator, NodeGroup
 from clusterctl.core.text import read_table
-from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 
 _TABLES = read_table("catalog")
@@ -27,8 +27,7 @@ _EC2: dict[str, Any] = _MODULE["locals"]["catalog"]
 # Instance types by the family of their GPU, and what their processors can do.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(Struct, frozen=True, kw_only=True):
     name: str
     instance_type: str
     image: str
@@ -114,8 +113,7 @@ def find_baseline(instance_type: str) -> int | None:
 # Machine images of EC2, container images, and the recipes that these are built from.
 
 
-@dataclass(frozen=True, slots=True)
-class MachineImage:
+class MachineImage(Struct, frozen=True):
     """`home` is the one of its user."""
 
     owner: str
@@ -127,8 +125,7 @@ class MachineImage:
 MACHINE_IMAGES = msgspec.convert(_EC2["images"], dict[str, MachineImage])
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerImage:
+class ContainerImage(Struct, frozen=True):
     """What runs on a kind of node: where its Python and its Open MPI are, and whom its processes
     belong to where we do not say it."""
 
@@ -170,8 +167,7 @@ def name_local_image(recipe: str) -> str:
     return f"clusterctl/{recipe}:1"
 
 
-@dataclass(frozen=True, slots=True)
-class Installs:
+class Installs(Struct, frozen=True):
     """See catalog.toml. Pairs: GB fetched, GB written."""
 
     start: float
@@ -213,8 +209,7 @@ TORCH_INDEX = {
 # Prices of EC2 with their dates, for when AWS cannot be asked.
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
+class Price(Struct, frozen=True):
     """US dollars per hour in us-east-1 (disks: per GiB and month); where and when it was read."""
 
     dollars: float
@@ -235,8 +230,7 @@ PRICES = {
 # The limits of EC2 on vCPUs, and what counts towards each.
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(Struct, frozen=True):
     """An EC2 limit in vCPUs. `families` are the beginnings of instance types that it counts;
     `spot_name` is what the limit of their spot instances is called, where that differs; its code is
     "" where we do not know it."""

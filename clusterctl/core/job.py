@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from enum import Enum
 from signal import Signals
 
+from msgspec import Struct, field
+
 from clusterctl.core.sweep import Point, list_points
-from clusterctl.core.values import dataclass
 
 
 class JobState(str, Enum):
@@ -45,8 +45,7 @@ class ProgramKind(str, Enum):
     """A batch script of the user's own, for the queue as it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(Struct, frozen=True, kw_only=True):
     """What every rank runs: a path inside the staged tree, the name of a module or of a command,
     and its arguments."""
 
@@ -79,8 +78,7 @@ GRACE = 5.0
 """Seconds that ranks have to save between SIGTERM and SIGKILL, unless the job says otherwise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class JobSpec(Struct, frozen=True, kw_only=True):
     """What a person asked to run."""
 
     program: Program
@@ -197,8 +195,7 @@ UNPLACED = "(queue)"
 """Stands for the nodes of a job that waits in the queue of a batch system."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True):
     """Which ranks run on which node: `first` … `first + count - 1`, in hostfile order."""
 
     node: str
@@ -210,8 +207,7 @@ class Placement:
         return range(self.first, self.first + self.count)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
+class RankFailure(Struct, frozen=True, kw_only=True):
     """The first rank that failed: the one a person should look at."""
 
     rank: int
@@ -223,8 +219,7 @@ class RankFailure:
         return f"rank {self.rank} on {self.node} {describe_exit(self.exit_code)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HungRanks:
+class HungRanks(Struct, frozen=True, kw_only=True):
     """Ranks that stood at the same place. `note`: what the node of the first showed of it, for
     `hangs.read`."""
 
@@ -232,8 +227,7 @@ class HungRanks:
     note: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
+class Hang(Struct, frozen=True, kw_only=True):
     """An attempt that was ended because no rank had written anything for `seconds`."""
 
     attempt: int
@@ -242,8 +236,7 @@ class Hang:
     """The most common one first; (): no node has shown any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """The record of a job. Outlives its cluster."""
 
     id: int
@@ -308,8 +301,7 @@ class Job:
         return tuple(n for n in self.processes if self.points_ended.get(str(n)) != 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """A node as a job found it. `packages`: versions of those that matter to a training."""
 
     name: str
@@ -323,8 +315,7 @@ class Machine:
     packages: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(Struct, frozen=True, kw_only=True):
     """What a job was made from. Lies beside its record, which is read more often."""
 
     commit: str = ""
@@ -359,16 +350,14 @@ def describe_exit(code: int) -> str:
 # How a job is started, as a value: what `launch` plans and `batch` turns into scripts.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class Reason(Struct, frozen=True, kw_only=True):
     """One flag or variable of a plan, and why it is there."""
 
     item: str
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchMpirun:
+class BatchMpirun(Struct, frozen=True, kw_only=True):
     """How a job of a batch system calls an mpirun. `$NAME` is filled in when the job starts, and
     what its nodes can do decides among the rest, in the words of `launch.mpi_transport`."""
 
@@ -385,8 +374,7 @@ class BatchMpirun:
     """How ranks are placed and bound, and what the user adds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Everything needed to start a job, as a value: printed by --dry-run, shipped by run.
 
     `argv` starts the ranks, on the launcher; `$NAME` in it is filled in when the job starts.

@@ -12,11 +12,10 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from clusterctl.core.values import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
+class KeyPair(Struct, frozen=True):
     """`private` is the text of an OpenSSH key file, `public` one `ssh-ed25519 AAAA…` line."""
 
     private: str
@@ -66,8 +65,7 @@ def ensure_pair(path: Path) -> KeyPair:
 # FORMAT".
 
 
-@dataclass(frozen=True, slots=True)
-class HostKey:
+class HostKey(Struct, frozen=True):
     """`kind` as in `ssh-ed25519`; `blob` is the public key in SSH's wire format."""
 
     kind: str

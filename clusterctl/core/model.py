@@ -11,12 +11,13 @@ import math
 import re
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import field, replace
 from enum import Enum
 from functools import lru_cache
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from clusterctl.core.text import fold_runs
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, make_local_error
 
 # -------------------------------------------------------------------------------------------------
@@ -47,8 +48,7 @@ def _count_month_hours(start: float, end: float) -> float:
     return hours
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thing:
+class Thing(Struct, frozen=True, kw_only=True):
     """A machine, a NAT gateway or its address, as whoever bills it shows it.
 
     `born`: since when it is there; `since`: when it started last; `until`: since when it has not
@@ -71,8 +71,7 @@ class Thing:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
+class Charge(Struct, frozen=True, kw_only=True):
     """What one part of one node costs. `hourly` in US dollars, None: unknown; of a disk, in a month
     of HOURS_PER_MONTH.
 
@@ -161,8 +160,7 @@ class Accelerator(str, Enum):
     AMD = "amd"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
+class Interface(Struct, frozen=True, kw_only=True):
     """One IPv4 address on one network device of a node."""
 
     device: str
@@ -173,8 +171,7 @@ class Interface:
     """The device has no other address, of IPv4 or IPv6, that leads beyond its link."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mpi:
+class Mpi(Struct, frozen=True, kw_only=True):
     """An MPI installation on a node. `version` is dotted, as `mpirun --version` says it."""
 
     flavour: str
@@ -186,8 +183,7 @@ class Mpi:
         return int(self.version.split(".")[0])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Python:
+class Python(Struct, frozen=True, kw_only=True):
     """The Python that runs ranks on a node, and the packages we care about with their versions."""
 
     executable: str
@@ -197,8 +193,7 @@ class Python:
     """All that it has, as `name==version` words: one string, since a record has it once a node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class NodeFacts(Struct, frozen=True, kw_only=True):
     """What a node answered at bootstrap. Plans are made from these, never from hope."""
 
     hostname: str = ""
@@ -226,8 +221,7 @@ class NodeFacts:
     """Commands found on the node: name to absolute path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """One machine (or what behaves like one).
 
     `address`:`ssh_port` is where this machine reaches the node's own sshd; `via` names the node
@@ -272,8 +266,7 @@ class Node:
         return bool(self.machine) and self.job_port != self.ssh_port
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup:
+class NodeGroup(Struct, frozen=True, kw_only=True):
     """Equal workers: `family` names a row of the catalog, `instance_type` a machine size."""
 
     count: int
@@ -288,8 +281,7 @@ class Runtime(str, Enum):
     HOST = "host"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloudSpec:
+class CloudSpec(Struct, frozen=True, kw_only=True):
     """What a person asked of a cloud. "" and 0 leave it to us."""
 
     region: str = ""
@@ -331,8 +323,7 @@ class CloudSpec:
     """Seconds that a machine may take to answer over SSH."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
+class ClusterSpec(Struct, frozen=True, kw_only=True):
     """What a person asked for."""
 
     name: str
@@ -368,8 +359,7 @@ class Phase(str, Enum):
     DELETING = "deleting"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Struct, frozen=True, kw_only=True):
     """The record of a cluster: written before anything is created, removed after all is gone."""
 
     id: str
@@ -458,8 +448,7 @@ class Cluster:
         return next(node for node in self.nodes if node.name == name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeResult:
+class NodeResult(Struct, frozen=True, kw_only=True):
     """What one node answered to one command. Fan-out returns these; it never raises half-way."""
 
     node: str

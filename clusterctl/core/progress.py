@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from clusterctl.core.values import dataclass
+from msgspec import Struct
 
 # -------------------------------------------------------------------------------------------------
 # How fast bytes move, and when the rest of them will have come. Pure.
@@ -94,8 +94,7 @@ ORDER = (
 """As nodes usually go through them."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(Struct, frozen=True):
     """`seconds`: in this phase so far; `left`: in this phase, None where nothing tells. `received`:
     bytes in this phase, `rate` per second, of `size` (0: unknown)."""
 
@@ -109,8 +108,7 @@ class NodeState:
     size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(Struct, frozen=True):
     """What goes on at a moment. `stage`: with the cluster as a whole."""
 
     stage: str
@@ -118,8 +116,7 @@ class Picture:
     nodes: tuple[NodeState, ...]
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(Struct):
     kind: str
     phase: str
     since: float

@@ -8,20 +8,20 @@ import zlib
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from clusterctl.core.job import Hang, HungRanks
 from clusterctl.core.text import fold_runs, read_table
-from clusterctl.core.values import dataclass
 
 # -------------------------------------------------------------------------------------------------
 # What a thread waits for, by the functions that it is in, and what to do about it: stacks.toml.
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """`text` goes on after a comma: what it waits for. `advice`: what to do if that never ends."""
 
     text: str
@@ -111,8 +111,7 @@ _LONGEST = 60
 """Characters of a C++ name that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """`line` is 0 in code that is not Python."""
 
     name: str
@@ -136,8 +135,7 @@ class Frame:
         return f"{name} ({self.place})"
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
+class Meeting(Struct, frozen=True):
     """What a rank passes to PyTorch's store when it joins a group, as its program has set it."""
 
     host: str
@@ -150,8 +148,7 @@ class Meeting:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(Struct, frozen=True):
     """A thread, innermost frame first: the main one of a process, with its `others`. Paths of its
     own files are relative to its working directory."""
 
@@ -327,8 +324,7 @@ def _find_meeting(dump: Mapping[str, Any]) -> Meeting | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
+class Folded(Struct, frozen=True):
     """Ranks that stand at the same place, with the stack of the first."""
 
     ranks: tuple[int, ...]
@@ -386,8 +382,7 @@ NAMED = 3
 """Ranks that are named one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """What a node showed of a rank. `state` is the letter of ps(1), `waits` the function of the
     kernel that it waited in, and `why` says why there is no stack."""
 

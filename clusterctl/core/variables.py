@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from shlex import quote
 
+from msgspec import Struct
+
 from clusterctl.core.text import read_input, read_table
-from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
@@ -86,8 +87,7 @@ def _unquote(value: str) -> str:
 # Which environment variables the programs that clusterctl starts may read: programs.toml.
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
+class Inputs(Struct, frozen=True):
     """Patterns of names, as a shell's `case` has them."""
 
     reads: tuple[str, ...] = ()

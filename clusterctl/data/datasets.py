@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from clusterctl.core.text import parse_toml
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError
 from clusterctl.transport.copying import UnsafeArchive, unpack
 
@@ -21,8 +21,7 @@ Progress = Callable[[str, int, int], None]
 """Takes a file's name, its bytes so far, and all of its bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """One file to download."""
 
     path: str
@@ -30,8 +29,7 @@ class File:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
+class Dataset(Struct, frozen=True, kw_only=True):
     """A row of datasets.toml."""
 
     name: str

@@ -7,10 +7,10 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import field
 from pathlib import PurePosixPath
 
-from clusterctl.core.values import dataclass
+from msgspec import Struct, field
+
 from clusterctl.core.variables import may_see_secrets
 from clusterctl.errors import UsageError
 
@@ -19,20 +19,21 @@ TOKEN = "CLUSTERCTL_HTTPS_TOKEN"
 SCHEMES = ("https", "http", "s3")
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(Struct, frozen=True):
     """One file. `path` is its place below the data set's folder; size in bytes, 0: unknown.
     `url` and `headers` may hold secrets."""
 
     path: str
-    url: str = field(repr=False)
+    url: str
     size: int = 0
     sha256: str = ""
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Remote({self.path!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """What is behind a URL. `name`: that of its folder, if no other is wanted."""
 
     name: str

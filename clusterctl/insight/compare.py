@@ -6,18 +6,18 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from clusterctl.core.job import Job, Provenance
 from clusterctl.core.text import count, format_seconds
-from clusterctl.core.values import dataclass
 
 MOST = 400
 """Lines of one file's differences that are kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One thing that is not the same; "" where a job does not have it."""
 
     what: str
@@ -25,8 +25,7 @@ class Change:
     second: str
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(Struct, frozen=True):
     """A file that is `added`, `removed` or `changed`, with the lines of a unified diff: none of
     what is no text, or is large."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import Struct
+
 from clusterctl.core.model import NETWORK_PARTS, Charge
-from clusterctl.core.values import dataclass
 
 
 def sum_dollars(charges: Iterable[Charge], now: float) -> float:
@@ -47,8 +48,7 @@ def render_cost(dollars: float, exact: bool, digits: int = 2) -> str:
     return f"{'' if exact else 'at least '}${dollars:.{digits}f}"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One row of a receipt: equal items folded. `hours` is their sum; `dollars` None: unknown."""
 
     part: str

@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+from msgspec import Struct
+
 from clusterctl.batch.system import load_system
 from clusterctl.core import assets
 from clusterctl.core.job import Job
-from clusterctl.core.values import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """A row. `advice`: clauses with `; ` between them, of which those are left out that recommend
     what the job already has; `source`: where the message and its cause are described; `after`: a
     rank prints it because another one has already gone."""
@@ -27,16 +27,14 @@ class Message:
     after: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How programs in that language, or that kind of program, say why they end."""
 
     language: str
     pattern: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(Struct, frozen=True):
     """messages.toml. `exits`: what to do about exit codes of programs that have said nothing that
     the table knows."""
 
@@ -60,8 +58,7 @@ TIMEOUTS = frozenset({"gloo-timeout", "nccl-timeout"})
 """Rows that ranks print when they have waited for others in a collective for too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """A row, and the line in which its pattern was found."""
 
     message: Message
@@ -162,8 +159,7 @@ _LINES, _WIDTH, _LENGTH = 6, 200, 400
 _LAST_WORDS = re.compile(r"(?!\[[\w.-]+:\d+\]|[-*=]{3}|#\d+ |\s*$).*\w")
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Struct, frozen=True):
     """An exception, from line `start` to `end` of the text: `link` says what the one before is to
     it."""
 

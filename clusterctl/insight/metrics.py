@@ -9,12 +9,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cache
 from itertools import pairwise
 
+from msgspec import Struct
+
 from clusterctl.core import assets
-from clusterctl.core.values import dataclass
 
 LONGEST = 2000
 """Bytes of such a line. What is longer is none."""
@@ -54,8 +54,7 @@ _ERROR = re.compile(r"(?:Error|Exception|Warning)\b|^ {4}|^\t|^[+$] ")
 """What Python says of errors, the program text below that, and commands of a shell."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacePattern:
+class PlacePattern(Struct, frozen=True):
     """A row: where lines like `line` say how far the training is."""
 
     pattern: str
@@ -63,8 +62,7 @@ class PlacePattern:
     values: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class LineTable:
+class LineTable(Struct, frozen=True):
     """metrics.toml."""
 
     results: tuple[str, ...]
@@ -242,13 +240,12 @@ FIRST, LAST = ("epoch", "step"), ("time",)
 """Columns with a place of their own in a table."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetricPoint:
+class MetricPoint(Struct, frozen=True):
     """What one line said, in its order. `time` is in seconds since the epoch."""
 
     rank: int
     values: Mapping[str, float]
-    meant: bool = field(default=True, compare=False)
+    meant: bool = True
     """Whether the line was printed for clusterctl; else for people."""
 
     @property

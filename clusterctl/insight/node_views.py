@@ -7,13 +7,12 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from ipaddress import ip_address
 
 import msgspec
+from msgspec import Struct, field
 
 from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
-from clusterctl.core.values import dataclass
 
 # -------------------------------------------------------------------------------------------------
 
@@ -21,8 +20,7 @@ LONGEST = 120
 """Characters of a line of output that are told."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankProcess:
+class RankProcess(Struct, frozen=True):
     """One of a rank's. `state` is the letter of ps(1)."""
 
     pid: int
@@ -37,8 +35,7 @@ class RankProcess:
         return self.state not in "ZX"
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(Struct, frozen=True):
     """A connection on which a rank has sent again and again, and got no answer."""
 
     address: str
@@ -47,8 +44,7 @@ class Silence:
     """Whether there was an answer before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(Struct, frozen=True):
     """KiB, or inodes."""
 
     free: int
@@ -63,16 +59,14 @@ class Disk:
         return self.size > 0 and self.free < (64 if self.inodes else 1024)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelLine:
+class KernelLine(Struct, frozen=True):
     """`when` by the node's clock, seconds since the epoch."""
 
     when: float
     text: str
 
 
-@dataclass(slots=True)
-class Rank:
+class Rank(Struct):
     """What its node shows of a rank. Times are by that node's clock."""
 
     number: int
@@ -165,8 +159,7 @@ class Rank:
         return tuple(p for p in self.living if p != main and p.command.startswith("python"))
 
 
-@dataclass(slots=True)
-class NodeView:
+class NodeView(Struct):
     """One node. `offset`: seconds that its clock is ahead of this machine's, known to within
     `uncertainty`. `error`: why it could not be asked; `late`: it has not answered in time."""
 
@@ -302,8 +295,7 @@ def compare_looks(rank: Rank, kind: str, moved: bool | None, looks: Sequence[Sta
     rank.moved = None if unknown else elsewhere or moved
 
 
-@dataclass(slots=True)
-class Dump:
+class Dump(Struct):
     """Of a process: what py-spy printed, or why it could not, and processors in use. `running`: it
     had or wanted a processor each time; `throttled`: share of the time slices in which a limit
     stopped it."""
@@ -334,8 +326,7 @@ def read_dumps(text: str) -> dict[int, Dump]:
     return found
 
 
-@dataclass(slots=True)
-class Moves:
+class Moves(Struct):
     """Of a process that was watched: whether its main thread has woken, or, of one that polls, has
     read or written (None: not known), and what py-spy saw of it, time after time."""
 

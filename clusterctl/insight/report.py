@@ -8,12 +8,12 @@ import itertools
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
 from typing import Any
+
+from msgspec import Struct, field
 
 from clusterctl.core import assets
 from clusterctl.core.text import count, format_bytes, format_time
-from clusterctl.core.values import dataclass
 from clusterctl.insight import metrics, scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure
@@ -32,8 +32,7 @@ Lines = Mapping[str, Sequence[tuple[float, float | Figure]]]
 """Points by the name of a line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """`head` and rows of text; numbers are right-aligned in the columns of `right`."""
 
     head: tuple[str, ...]
@@ -41,8 +40,7 @@ class Table:
     right: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A heading with what is below it."""
 
     title: str
@@ -51,8 +49,7 @@ class Section:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportData:
+class ReportData(Struct, frozen=True, kw_only=True):
     """What a report is made from. Money is None where there is none."""
 
     title: str

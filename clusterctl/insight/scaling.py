@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from clusterctl.core.values import dataclass
+from msgspec import Struct
+
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.verify import Measurements
 
@@ -27,8 +28,7 @@ from clusterctl.insight.verify import Measurements
 # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True):
     """Of several repeats: the median, the smallest and the largest, which are the error bar."""
 
     value: float
@@ -63,8 +63,7 @@ def format_figure(value: float | None) -> str:
     return f"{value:.3g}" if value >= 0.001 or value == 0 else f"{value:.1e}"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """All-reduces of `size` bytes: seconds of the slowest rank, and bytes per second."""
 
     backend: str
@@ -75,8 +74,7 @@ class Row:
     bus: Figure
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareLimit:
+class HardwareLimit(Struct, frozen=True):
     """What the hardware allows, as `verify` has measured it: bytes per second of the slowest link,
     `of` which it is; 0 where nothing is known."""
 
@@ -84,8 +82,7 @@ class HardwareLimit:
     of: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Curves:
+class Curves(Struct, frozen=True):
     """`failed`: backends that do not work here, and why. `time`: seconds since the epoch."""
 
     rows: tuple[Row, ...]
@@ -163,8 +160,7 @@ def find_limit(report: Measurements) -> HardwareLimit:
 SPLIT = ("compute_seconds", "communication_seconds", "waiting_seconds")
 
 
-@dataclass(frozen=True, slots=True)
-class TimedRun:
+class TimedRun(Struct, frozen=True):
     """One run. `seconds` are those of an epoch, or of the whole job (`unit`: `epoch`, `run`);
     `split` has those of SPLIT. None: the program does not say."""
 
@@ -177,8 +173,7 @@ class TimedRun:
     split: tuple[float, float, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingStep:
+class ScalingStep(Struct, frozen=True):
     """All runs with so many ranks. `rate`: work per second, in samples, else in epochs or runs."""
 
     ranks: int
@@ -191,8 +186,7 @@ class ScalingStep:
     split: tuple[float, float, float] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """`fastest` is a number of ranks; `time`: seconds since the epoch."""
 
     program: str

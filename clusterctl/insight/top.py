@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.core.job import UNPLACED, Job
-from clusterctl.core.values import dataclass
 from clusterctl.insight import metrics
 from clusterctl.insight.metrics import MetricPoint, Reader
 from clusterctl.insight.verify import read_rocm_cards
@@ -16,8 +17,7 @@ from clusterctl.insight.verify import read_rocm_cards
 # What the GPUs of a node do at a moment, as the agent prints it (`views.show_gpus`). Pure.
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLook:
+class GpuLook(Struct, frozen=True):
     """`used`: part of its time, 0 to 1; None where it does not say. Memory in bytes. `jobs`: those
     that have processes on it, as far as NVIDIA's driver says so."""
 
@@ -72,8 +72,7 @@ def _read_rocm(text: str) -> Iterator[GpuLook]:
 # -------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class RankLook:
+class RankLook(Struct):
     """Processor time in seconds since its start, memory in bytes, and its last metrics."""
 
     cpu: dict[int, float] = field(default_factory=dict)
@@ -82,8 +81,7 @@ class RankLook:
     points: tuple[MetricPoint, ...] = ()
 
 
-@dataclass(slots=True)
-class Look:
+class Look(Struct):
     """One node at a moment, by its own clock. Counters of processors in ticks, of the network in
     bytes. `error`: why it could not be asked."""
 
@@ -100,8 +98,7 @@ class Look:
     ranks: dict[int, RankLook] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class RankLine:
+class RankLine(Struct, frozen=True):
     """None where it is not known. CPU in cores, memory in bytes, step in seconds."""
 
     rank: int
@@ -115,8 +112,7 @@ class RankLine:
     left: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLine:
+class NodeLine(Struct, frozen=True):
     """`cpu`: part of all processors; memory in bytes; network in bytes per second."""
 
     node: str
@@ -129,8 +125,7 @@ class NodeLine:
     gpus: tuple[GpuLook, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TopFrame:
+class TopFrame(Struct, frozen=True):
     """All lines at one moment. `dollars` None: it costs nothing. `left`: seconds until the slowest
     rank is done."""
 

@@ -11,21 +11,20 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from functools import cache
 from statistics import median
 from typing import Any
 
+from msgspec import Struct, field
+
 from clusterctl.core import assets
 from clusterctl.core.text import count
-from clusterctl.core.values import dataclass
 
 # -------------------------------------------------------------------------------------------------
 # What `verify` has measured, and its verdicts. Units are SI: bytes and operations per second.
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """None where the GPU does not say. Memory in MiB."""
 
     index: int
@@ -41,8 +40,7 @@ class Gpu:
     utilization: float | None = None
 
 
-@dataclass(slots=True)
-class NodeFigures:
+class NodeFigures(Struct):
     """One node's measurements. `kind`: nodes of one kind have to be equally fast. `expected` cores
     and GPUs are those of bootstrap. `error`: why nothing could be measured; `failed`: why single
     figures could not, by their names. `shaping`: what `tc` does with what `device` sends, and
@@ -84,8 +82,7 @@ class NodeFigures:
     """The releases of the kernel module gdrdrv and of gdrcopy where ranks run; "" for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """Between two nodes: latency of a round trip, bytes per second from the second to the first,
     and the other way; 0: not measured."""
 
@@ -106,8 +103,7 @@ class Link:
         return min(self.rate, self.back or self.rate)
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     """What was not measured of nodes or links, and why."""
 
     what: str
@@ -115,8 +111,7 @@ class LeftOut:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """A line of the report. `state`: `ok`, `low` (below its limit) or `note`."""
 
     subject: str
@@ -127,8 +122,7 @@ class Verdict:
     limit: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Measurements:
+class Measurements(Struct, frozen=True):
     """What was measured at a moment (seconds since the epoch), and the verdicts."""
 
     nodes: tuple[NodeFigures, ...]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.direct import ASK_TIMEOUT

@@ -19,17 +19,17 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.batch.system import ask_agent, load_system
 from clusterctl.core.clock import Deadline, now, run_in_background
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count, format_bytes, format_time
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
 from clusterctl.jobs.records import read_state
 from clusterctl.jobs.submit import list_rank_nodes, locate_folder
@@ -50,8 +50,7 @@ _ET_CORE = 4
 """The kind of an ELF file that is a core dump."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True):
     """A file below the working tree of a node; `size` in bytes, `modified` in seconds since the
     epoch, by the node's clock."""
 
@@ -68,8 +67,7 @@ class Output:
         return f"{self.node}/{self.path}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Brought:
+class Brought(Struct, frozen=True, kw_only=True):
     """What a fetch has done."""
 
     outputs: tuple[Output, ...] = ()
@@ -83,8 +81,7 @@ class Brought:
     """One for each node that some of them could not be copied from."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundOutputs:
+class FoundOutputs(Struct, frozen=True):
     """`outputs`, in the order of their places, and an error for each node that may have more:
     NodeUnreachable where it does not answer, RecordError where they cannot be told or listed."""
 
@@ -425,8 +422,7 @@ def _get_rests(
 # The copies that the launcher has.
 
 
-@dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(Struct, frozen=True):
     """The copies of one node's outputs: (path, size in bytes, modification time). `when`: all that
     was there at that moment is among them, in seconds since the epoch by the launcher's clock."""
 

@@ -19,12 +19,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import field
 from functools import partial
 from io import BufferedWriter
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypeVar
+
+from msgspec import Struct, field
 
 from clusterctl.agent import messages
 from clusterctl.agent.watch import SHARED, SUPERVISED
@@ -34,7 +35,6 @@ from clusterctl.core import assets
 from clusterctl.core.clock import now, run_in_background
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, shorten
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.jobs import control, records, submit
 from clusterctl.jobs.records import Piece
@@ -163,8 +163,7 @@ raises ClusterctlError or OSError where that is not told."""
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class OutputFile:
+class OutputFile(Struct):
     """One output file on one node: how far we are in it, and how far we have to come."""
 
     rank: int | None
@@ -179,8 +178,7 @@ class OutputFile:
     """What of it is stored here. It is opened only to write to it: a job may have thousands."""
 
 
-@dataclass(slots=True, eq=False)
-class Watch:
+class Watch(Struct, eq=False):
     """A node, and what is known of its files. Without a channel it is not asked."""
 
     node: str
@@ -234,8 +232,7 @@ class Watch:
         return None
 
 
-@dataclass(slots=True)
-class _Absence:
+class _Absence(Struct):
     """Of a node that was lost and may come back. Attempts to connect run in the background, until
     one succeeds."""
 
@@ -650,8 +647,7 @@ LONGEST, BACKOFF = 60.0, 1.5
 """The longest time between such questions, and how much longer each is than the one before."""
 
 
-@dataclass(slots=True)
-class Patience:
+class Patience(Struct):
     """When to ask a queue for the job, and when to tell people that it is silent."""
 
     patience: float = SUSPICION

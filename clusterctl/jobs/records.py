@@ -12,17 +12,17 @@ import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, field, replace
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from clusterctl import process
 from clusterctl.batch.direct import LEAST_OUTPUT, OUTPUT
 from clusterctl.core.job import Job, LaunchPlan, Machine, Provenance
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_bytes
-from clusterctl.core.values import dataclass
 from clusterctl.core.variables import redact_arguments, redact_patch
 from clusterctl.errors import RecordError
 from clusterctl.project import tree as project_tree
@@ -130,8 +130,7 @@ FILE = re.compile(r"out/(?:rank|(?P<agent>agent))-(?P<number>\d+)\.(?P<stream>ou
 """The name of such a file in a job's folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """What a rank wrote next to one of its streams, byte by byte: a piece may begin and end within
     a line. `rank` is None for a torchrun agent."""
 
@@ -243,8 +242,7 @@ Files = dict[str, Path]
 """Files of one node, by their paths below the working directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class _FetchNote:
+class _FetchNote(Struct, frozen=True):
     """Of one job: the last folder, the nodes, and what `read_state` gave, by NODE/PATH."""
 
     folder: str = ""

@@ -15,13 +15,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import join, quote
 from shutil import which
 from time import monotonic
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.agent.setup import REUSED
 from clusterctl.agent.stacks import SENT, SETTINGS
@@ -42,7 +44,6 @@ from clusterctl.core.model import (
     make_error,
 )
 from clusterctl.core.text import count, format_bytes
-from clusterctl.core.values import dataclass
 from clusterctl.core.variables import write_exports, write_unseen, write_unset
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
@@ -810,8 +811,7 @@ READ_TIMEOUT = 600.0
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class RankOutcome:
+class RankOutcome(Struct, frozen=True):
     """Of one rank. `data`: the pickled result or exception; b"" for one that cannot be pickled."""
 
     ok: bool

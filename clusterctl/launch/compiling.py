@@ -10,14 +10,14 @@ import re
 import shlex
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from clusterctl.core import assets
 from clusterctl.core.job import Program
-from clusterctl.core.values import dataclass
 from clusterctl.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Language:
+class Language(Struct, frozen=True):
     """`wrapper` is the compiler that an MPI brings, `plain` what it calls, and what does without.
     The person's own choice is in the variable `chooses`, their flags in `flags`; `package` has the
     compiler on Debian and Ubuntu. With `own_mpi` the wrapper has to be that of the MPI whose mpirun
@@ -46,8 +46,7 @@ LANGUAGES = {
 NO_COMPILER = 127
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
+class Compilation(Struct, frozen=True):
     """A compiler call in the ranks' working directory: `arguments` after the compiler, which is
     `chosen`, or the first that there is of the language's own."""
 
@@ -102,8 +101,7 @@ def plan_compilation(program: Program, env: Mapping[str, str]) -> Compilation | 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True):
     """A row of compiling.toml."""
 
     pattern: str

@@ -6,14 +6,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.core import text
 from clusterctl.core.job import JobSpec, Placement
 from clusterctl.core.model import Cluster, Node, Role, render_hostfile_mark
 from clusterctl.core.sweep import parse_concurrency
-from clusterctl.core.values import dataclass
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.launcher import Request
 
@@ -127,8 +128,7 @@ def is_oversubscribed(cluster: Cluster, placement: Sequence[Placement]) -> bool:
     return any(place.count > cluster.node(place.node).slots for place in placement)
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """`cores` per rank; 0: ranks are not bound. `why` is for people."""
 
     cores: int

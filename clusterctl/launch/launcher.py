@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
+from msgspec import Struct
+
 from clusterctl.core.job import JobSpec, LaunchPlan, Placement
 from clusterctl.core.model import Cluster
-from clusterctl.core.values import dataclass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Struct, frozen=True, kw_only=True):
     """All that a launcher program is planned from. `id` is the job's number; `folder` lies under
     each root."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
 from ipaddress import ip_address, ip_network
 from shlex import quote
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.core import assets
 from clusterctl.core.job import (
@@ -20,7 +22,6 @@ from clusterctl.core.job import (
     Reason,
 )
 from clusterctl.core.model import Cluster, Mpi, Node
-from clusterctl.core.values import dataclass
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch import network as launch_network
 from clusterctl.launch.environment import build_environment, list_program
@@ -168,8 +169,7 @@ APART = "MALLOC_MMAP_THRESHOLD_=1"
 """A variable for the daemon that mpirun is itself; see `memory_apart` in mpirun.toml."""
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(Struct, frozen=True):
     """The flags of one major version, as mpirun.toml has them."""
 
     major: int
@@ -194,8 +194,7 @@ class Generation:
         return ("--mca", "btl", f"self,{self.shared_memory},tcp"), why
 
 
-@dataclass(frozen=True, slots=True)
-class MpirunTables:
+class MpirunTables(Struct, frozen=True):
     """mpirun.toml. `ours`: options of mpirun that clusterctl decides, by what to use instead."""
 
     generations: tuple[Generation, ...]

@@ -7,19 +7,18 @@ NCCL, RCCL and Gloo take device names, which are therefore set per node by the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from functools import cache
 from ipaddress import IPv4Interface, IPv4Network
+
+from msgspec import Struct, field
 
 from clusterctl.core import assets
 from clusterctl.core.job import Reason
 from clusterctl.core.model import Accelerator, Interface, Node
-from clusterctl.core.values import dataclass
 from clusterctl.errors import LaunchError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interconnect:
+class Interconnect(Struct, frozen=True, kw_only=True):
     """`cidrs` cover the chosen address of every node, `devices` names its device there. `alone`:
     none of these devices has a second address."""
 
@@ -146,8 +145,7 @@ COPY = {Accelerator.NVIDIA: "cuda_copy", Accelerator.AMD: "rocm_copy"}
 """The transport that a UCX built for the vendor's GPUs has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """What carries messages, and what it needs in the words of network.toml."""
 
     name: str
@@ -160,16 +158,14 @@ class Engine:
         return next(words[2] for words, _ in self.flags if words[1] == "pml")
 
 
-@dataclass(frozen=True, slots=True)
-class FlagRow:
+class FlagRow(Struct, frozen=True):
     """Flags, and what they need."""
 
     needs: tuple[str, ...]
     flags: tuple[Flag, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class VariableRow:
+class VariableRow(Struct, frozen=True):
     """Variables with one value, and what they need."""
 
     needs: tuple[str, ...]
@@ -178,8 +174,7 @@ class VariableRow:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkTables:
+class NetworkTables(Struct, frozen=True):
     """network.toml."""
 
     engines: tuple[Engine, ...]
@@ -198,8 +193,7 @@ def list_flags_without_rdma() -> tuple[Flag, ...]:
     return engine.flags
 
 
-@dataclass(frozen=True, slots=True)
-class MpiTransport:
+class MpiTransport(Struct, frozen=True):
     """What `choose` came to."""
 
     engine: str

@@ -7,7 +7,8 @@ The plan holds what every rank needs; the batch script (`batch`) starts them wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from clusterctl.core.job import JobSpec, LaunchPlan, Reason
 from clusterctl.errors import LaunchError

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from clusterctl.core.job import JobSpec, LaunchPlan, Reason
 from clusterctl.core.model import Node

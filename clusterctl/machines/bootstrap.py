@@ -11,10 +11,11 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
 from functools import cache
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.core import assets, catalog, progress
 from clusterctl.core.keys import KeyPair
@@ -30,7 +31,6 @@ from clusterctl.core.model import (
     find_cause,
 )
 from clusterctl.core.progress import NodePhases
-from clusterctl.core.values import dataclass
 from clusterctl.errors import BootstrapError, NodeUnreachable
 from clusterctl.machines import facts, registry
 from clusterctl.machines.protocol import RegistryLogin
@@ -100,8 +100,7 @@ class StepReporter:
 # -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """One thing a node needs. `what` is for people. The other texts are sh; `apply` runs where
     `check` does not succeed."""
 
@@ -124,8 +123,7 @@ def let_in(public: str, mark: str) -> Step:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mesh:
+class Mesh(Struct, frozen=True, kw_only=True):
     """What the nodes need to reach each other: a key of their own, and everybody's host keys."""
 
     key: KeyPair
@@ -226,8 +224,7 @@ NOTICED = 60.0
 END = "sudo -n sh -c 'shutdown -P now || poweroff -f'"
 
 
-@dataclass(frozen=True, slots=True)
-class AgentReport:
+class AgentReport(Struct, frozen=True):
     """By node: when it ended, or when it was kept because its files could not be copied to the
     launcher; in seconds since the epoch, by the launcher's clock. `now` is what that showed when it
     was asked. `holds`: the jobs, and perhaps `shared`, whose files keep the launcher."""
@@ -330,15 +327,14 @@ def read_steps() -> dict[str, StepRow]:
     return assets.load_table("machines/steps.toml", dict[str, StepRow])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeContainer:
+class NodeContainer(Struct, frozen=True, kw_only=True):
     """The container that a node's ranks live in: its image, its sshd and that sshd's key. An image
     with a `recipe` is built on the node, on `bases`; any other is pulled, with `login`."""
 
     image: str
     recipe: str = ""
     bases: tuple[str, ...] = ()
-    login: RegistryLogin | None = field(default=None, repr=False)
+    login: RegistryLogin | None = None
     host_key: KeyPair
     mesh_key: str
     """Public: the one key that its sshd lets in."""

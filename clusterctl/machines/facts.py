@@ -11,12 +11,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from clusterctl.core import assets, catalog
 from clusterctl.core.model import Accelerator, Interface, Mpi, NodeFacts, Python

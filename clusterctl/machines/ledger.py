@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.core.model import GATEWAY_ADDRESS, NETWORK_PARTS, Charge, Cluster, Thing
-from clusterctl.core.values import dataclass
 from clusterctl.machines.charges import ENDED, REMOVED
 
 FILE = "ledger"
@@ -30,8 +30,7 @@ SELDOM = 60.0
 """A look that has seen nothing new is kept where the last one is older."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True):
     """What one look at the account has seen. `gone`: the ids of what is not shown any more;
     `stopping`: a `stop` was cut off before, which may have stopped what has ended since."""
 
@@ -133,8 +132,7 @@ def list_living(looks: Sequence[Sighting]) -> dict[str, str]:
     }
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(Struct):
     """From a start to the stop or end after it. `closed`: at which look that was known."""
 
     since: float
@@ -143,8 +141,7 @@ class _Run:
     closed: float = inf
 
 
-@dataclass(slots=True)
-class _Life:
+class _Life(Struct):
     """All that was seen of one thing. `first`: when its first run began that was seen."""
 
     thing: Thing

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from clusterctl.core.model import (
     Charge,
@@ -19,7 +20,6 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 # What exists in a cloud, as a provider finds it: instances, volumes, networks. Pure.
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     """One thing that exists in a cloud. `cluster` and `name` are the values of its tags; `managed`:
     the cloud put it there on its own."""
 
@@ -75,8 +74,7 @@ class QuotaExceeded(ProviderError):
     fits = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
+class Features(Struct, frozen=True, kw_only=True):
     """The facts in which providers differ, known without asking anybody."""
 
     runtime: Runtime = Runtime.HOST
@@ -103,8 +101,7 @@ class Features:
     """The level of `check`'s finding where none can."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderPlan:
+class ProviderPlan(Struct, frozen=True, kw_only=True):
     """What `up` is about to do, printable as it stands."""
 
     mode: str
@@ -136,8 +133,7 @@ class ProviderPlan:
     """What a person has to agree to before money is spent; "" where none is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Created:
+class Created(Struct, frozen=True, kw_only=True):
     """The nodes of a cluster with their public host keys (`ssh-ed25519 AAAA…`), by node name.
 
     `pool` holds the connections that making them took, where it took any: the caller goes on with
@@ -146,7 +142,7 @@ class Created:
 
     nodes: tuple[Node, ...]
     host_keys: dict[str, str]
-    pool: Pool | None = field(default=None, compare=False)
+    pool: Pool | None = None
     mode_reason: str = ""
     shared: str = ""
     """The folder that all nodes share, if one was asked for: see `Cluster`."""
@@ -156,8 +152,7 @@ MAKES_IMAGE = "image-"
 """How the clusters are called that machine images are made of, before the kind of nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedImage:
+class SavedImage(Struct, frozen=True, kw_only=True):
     """A machine image of the account. `kind`: of the nodes that it is for; `gib`: of the disk
     that its snapshot is of, which costs `monthly` US dollars at most (None: unknown); `owner`: who
     made it, as the cloud knows them."""
@@ -173,8 +168,7 @@ class SavedImage:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckRow:
+class CheckRow(Struct, frozen=True):
     """One row of `check`. `level`: `ok`, `warning` (something is less good) or `error` (something
     will not work)."""
 
@@ -184,12 +178,14 @@ class CheckRow:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryLogin:
+class RegistryLogin(Struct, frozen=True):
     """What a registry of container images asks for."""
 
     user: str
-    password: str = field(repr=False)
+    password: str
+
+    def __repr__(self) -> str:
+        return f"RegistryLogin({self.user!r})"
 
     @property
     def basic(self) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+
+from msgspec.structs import replace
 
 from clusterctl.core.model import Cluster
 from clusterctl.errors import RecordError, UsageError

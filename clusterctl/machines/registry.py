@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from clusterctl import process
 from clusterctl.core import assets, catalog
 from clusterctl.core.clock import Deadline, run_in_background
-from clusterctl.core.values import dataclass
 from clusterctl.core.variables import may_see_secrets
 from clusterctl.errors import ProviderError, UsageError, describe_reason
 from clusterctl.machines.protocol import RegistryLogin
@@ -62,8 +63,7 @@ _REFERENCE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """`registry/repository:tag@digest`, with the defaults that Docker has for what is left out."""
 
     registry: str
@@ -102,8 +102,7 @@ def parse_image_name(text: str) -> Reference:
     return Reference(registry, path, found["tag"] or "", digest, text)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundImage:
+class FoundImage(Struct, frozen=True):
     """An image that exists. `pinned` names it by its digest, so that it cannot become another;
     `size` in bytes, of its compressed layers."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
 from functools import partial
 from typing import Any
 
-from clusterctl.core.values import dataclass
+from msgspec import Struct, field
+
 from clusterctl.errors import UsageError
 from clusterctl.options import kinds
 from clusterctl.options.kinds import Group, Limit, Option, flag, text, texts
@@ -16,8 +16,7 @@ Declare = Callable[[str, Group], Option[Any]]
 """A kind of option: makes one of its spelling and its group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchOptions:
+class BatchOptions(Struct, frozen=True, kw_only=True):
     """`--NAME` of `attach` is its name in BATCH_SYSTEMS."""
 
     title: str

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
 from itertools import islice
@@ -75,7 +74,7 @@ def join_words(words: Sequence[str], last: str) -> str:
 LEAVE_OUT, ONE_OF_TWO = "leave it out", "leave one of the two out"
 
 
-class Limit(NamedTuple):  # every command loads it: a dataclass takes twice the time
+class Limit(NamedTuple):
     """`only`: one of these circumstances has to hold; None: any will do. `never`: none of these
     may. `says` goes on after the option's name. `owner`: the provider whose option it is; others
     share it by their row."""
@@ -401,8 +400,8 @@ class Verb:
         return end
 
     def pick_fields(self, spec: type[Any]) -> dict[str, Any]:
-        """What was given of the options that are fields of a dataclass, by their names."""
-        names = {field.name for field in fields(spec)}
+        """What was given of the options that are fields of a struct, by their names."""
+        names = set(spec.__struct_fields__)
         given = ((item, self.values[key]) for key, item in self.options().items())
         return {
             item.attribute: value

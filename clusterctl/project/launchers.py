@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from clusterctl.core import assets
-from clusterctl.core.values import dataclass
 
 REFUSED, IGNORED = "refused", "ignored"
 
@@ -25,8 +26,7 @@ class Rule(NamedTuple):
     """What to do instead of a refused one."""
 
 
-@dataclass(frozen=True, slots=True)
-class OtherLauncher:
+class OtherLauncher(Struct, frozen=True):
     """A launcher program; the fields are those of launchers.toml."""
 
     names: tuple[str, ...]
@@ -51,8 +51,7 @@ class OtherLauncher:
         return rules[matches[0]] if unique else None
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapper:
+class Wrapper(Struct, frozen=True):
     """A command that starts what follows its options; the fields are those of launchers.toml."""
 
     names: tuple[str, ...]
@@ -63,8 +62,7 @@ class Wrapper:
     other: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherTables:
+class LauncherTables(Struct, frozen=True):
     """launchers.toml."""
 
     options: dict[str, dict[str, str | dict[str, str]]]

@@ -15,13 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from email import message_from_string
 from pathlib import Path
 from shutil import which
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from clusterctl import process
 from clusterctl.core import assets

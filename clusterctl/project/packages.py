@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import field, replace
 from pathlib import Path
 from secrets import token_hex
 from shlex import join, quote
@@ -25,13 +24,14 @@ from typing import Any
 from zipfile import ZipFile
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.agent.store import sum_up
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python, make_error
 from clusterctl.core.text import count, format_bytes, parse_toml, parse_yaml, read_toml
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
@@ -68,8 +68,7 @@ _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytor
 """What torch alone needs, and brings itself: gigabytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(Struct, frozen=True):
     """How packages get to nodes."""
 
     pool: Pool
@@ -85,8 +84,7 @@ class Delivery:
     """Those of the user."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What a program asks for."""
 
     source: str
@@ -996,8 +994,7 @@ def check_file(wanted: Wanted) -> None:
             check_uv(wanted.source, result, wanted.file.parent)
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(Struct, frozen=True):
     """What uv is asked: for which packages, of which tree, for what node."""
 
     wanted: Wanted

@@ -8,15 +8,16 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
 from pathlib import Path
 from shutil import which
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from clusterctl import process
 from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
 from clusterctl.core.model import Cluster, Mpi, Role
-from clusterctl.core.values import dataclass
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import LANGUAGES
 from clusterctl.options.batch import BATCH_SYSTEMS
@@ -34,8 +35,7 @@ _COMMAND = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True):
     """A program and the tree that it comes in."""
 
     program: Program

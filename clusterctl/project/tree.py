@@ -14,11 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePath
 from shlex import join, quote
 from typing import IO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl import process
 from clusterctl.agent.store import DIRECTORY, FILE, HARD, TreeEntry, move, sum_up_next, write_all
@@ -27,7 +29,6 @@ from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, Program
 from clusterctl.core.model import Node, shorten
 from clusterctl.core.text import count, format_bytes
-from clusterctl.core.values import dataclass
 from clusterctl.errors import FULL, LaunchError, UsageError, make_write_error
 from clusterctl.project.contents import Digests
 from clusterctl.state.home import Home, find_home
@@ -191,8 +192,7 @@ MARK = ".clusterctl-fetched"
 program."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stdin:
+class Stdin(Struct, frozen=True):
     """What rank 0 reads from its standard input, in each attempt from its start. `name`: where it
     comes from, for people."""
 
@@ -203,8 +203,7 @@ class Stdin:
         return f"{self.name} ({format_bytes(len(self.data))})"
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """Files under `root`, as paths relative to it. `skipped` counts what git's rules left out."""
 
     root: Path
@@ -688,8 +687,7 @@ ASK_FOR_APPTAINER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True):
     """`notes`: what is known here. `doubtful`: links of which only the nodes can say whether they
     lead anywhere, as absolute ones."""
 

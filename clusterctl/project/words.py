@@ -9,17 +9,18 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from clusterctl.core.job import PYTHONS, SHELLS, JobSpec
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import MAX_HOST_LINE, parse_yaml, read_input
-from clusterctl.core.values import dataclass
 from clusterctl.core.variables import OURS, RANKS, SECRET, STARTERS, read_variables
 from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import deal, find_workers
@@ -161,8 +162,7 @@ OPTIONS = {
 """By the names of sizes."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, kw_only=True):
     """What the words of another launcher program ask for: a command, numbers by their names in
     JobSpec, nodes of the cluster, variables, options of our mpirun, and those of a batch system
     that has this launcher. `launcher`: "" for words that are none of one. `local_rank`: as in

@@ -11,14 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from clusterctl import process
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError
 from clusterctl.state.files import make_private, write_atomic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnostic:
+class Diagnostic(Struct, frozen=True, kw_only=True):
     """What Terraform complains about. `address` may be empty."""
 
     summary: str
@@ -54,8 +54,7 @@ VERSION_TIMEOUT = 30.0
 GET = "https://developer.hashicorp.com/terraform/install or https://opentofu.org/docs/intro/install"
 
 
-@dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Struct, frozen=True):
     """`version` as its three numbers."""
 
     path: str

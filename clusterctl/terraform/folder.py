@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct, field
+
 from clusterctl import process
 from clusterctl.core.model import Reporter
-from clusterctl.core.values import dataclass
 from clusterctl.state.files import write_atomic
 from clusterctl.terraform.binary import (
     Binary,
@@ -27,8 +27,7 @@ from clusterctl.terraform.binary import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceChange:
+class ResourceChange(Struct, frozen=True, kw_only=True):
     """One resource: `state` is start, progress, complete or errored; `seconds` since its start."""
 
     address: str
@@ -38,8 +37,7 @@ class ResourceChange:
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedChange:
+class PlannedChange(Struct, frozen=True, kw_only=True):
     """What a plan is going to do to one resource: `action` is create, update, delete, replace …"""
 
     address: str
@@ -51,8 +49,7 @@ class PlannedChange:
         return self.action in ("delete", "replace")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
+class Outputs(Struct, frozen=True, kw_only=True):
     values: Mapping[str, Any]
 
 
@@ -119,8 +116,7 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C came, and Terraform has finished its step: what there is, is in its state."""
 
 
-@dataclass(slots=True)
-class Listener:
+class Listener(Struct):
     """Sorts what Terraform says while it runs."""
 
     on_event: Callable[[Event], None]

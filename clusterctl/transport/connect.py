@@ -11,9 +11,10 @@ import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from clusterctl import process
 from clusterctl.core import keys as core_keys

@@ -16,10 +16,11 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+
+from msgspec.structs import replace
 
 from clusterctl.core.assets import render
 from clusterctl.core.model import NodeResult, find_cause

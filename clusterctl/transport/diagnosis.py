@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from clusterctl.core.keys import name_host
 from clusterctl.core.model import Node, NodeResult
 from clusterctl.core.text import decode_table
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 
 
@@ -64,8 +64,7 @@ def make_failed_result(error: BaseException, seconds: float) -> NodeResult:
     return NodeResult(node="", error=why, cut=cut, errno=here, hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """What to connect to and with what.
 
     For nodes of ours the user's ssh_config, agent and default keys are left alone: `identity` is

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+
+from msgspec.structs import replace
 
 from clusterctl import process
 from clusterctl.core.clock import Deadline, run_in_background

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
@@ -18,12 +17,13 @@ from shlex import join
 from threading import Lock
 from typing import Any
 
+from msgspec import Struct, field
+
 from clusterctl.agent import relay
 from clusterctl.agent.store import STEP, Missing, TreeEntry, pack_manifest
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED
-from clusterctl.core.values import dataclass
 from clusterctl.transport.diagnosis import FAILURES, Failure, describe_failure
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Channel
@@ -42,8 +42,7 @@ HERE = ""
 """The name of this machine as a source."""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(Struct, frozen=True):
     """What is sent. `places`: where the content of a digest lies here: a file, and from which of
     its bytes on."""
 
@@ -51,8 +50,7 @@ class Content:
     places: Mapping[str, tuple[Path, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
+class Receiver(Struct, frozen=True):
     """A node: the command that starts the agent's `store` there, that which runs one on another
     node, for `connect NAME COMMAND`, and the folder that is made."""
 
@@ -62,8 +60,7 @@ class Receiver:
     folder: str
 
 
-@dataclass(slots=True, eq=False)
-class _State:
+class _State(Struct, eq=False):
     """How far a node is. `missing`: None while it has not said. `source`: who sends it files; None:
     nobody yet. `tried`: who could not. `refused`: the node itself has said why. `ours`: a file here
     could not be read."""

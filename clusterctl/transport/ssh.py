@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from clusterctl.core.clock import Deadline, now, run_in_background
 from clusterctl.core.model import NodeResult

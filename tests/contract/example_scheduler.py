@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from clusterctl.batch.queue import QueueSystem, check_value, make_job_name
 from clusterctl.core.job import JobSpec, JobState

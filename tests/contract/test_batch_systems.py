@@ -7,10 +7,10 @@ nodes are facts of the job.
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.run import plan_job
 from clusterctl.batch.system import SYSTEMS, BatchSystem, load_system

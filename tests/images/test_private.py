@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import bcrypt
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core import catalog, keys
 from clusterctl.core.model import Runtime

@@ -13,11 +13,12 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict
 from linecache import getline
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from msgspec import to_builtins
 
 import clusterctl.machines.local
 from clusterctl.errors import ClusterctlError
@@ -50,9 +51,9 @@ def main(verb: str, home: str, cluster_id: str, workers: str, mode: str, dies: s
     if dies:
         die_at(dies)
     if verb == "plan":
-        return asdict(provider.plan(wanted.spec))
+        return to_builtins(provider.plan(wanted.spec))
     if verb == "up":
-        return asdict(provider.create(wanted, folder, lambda _: None))
+        return to_builtins(provider.create(wanted, folder, lambda _: None))
     if verb == "describe":
         return provider.describe(wanted, folder)
     return provider.destroy(wanted, folder, lambda _: None)

@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from msgspec.structs import replace
 
 from clusterctl.core.model import CloudSpec, ClusterSpec, Node, NodeGroup
 from clusterctl.errors import ProviderError, UsageError

@@ -10,10 +10,11 @@ import subprocess
 import threading
 import time
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core.keys import generate
 from clusterctl.core.model import Node, Role

@@ -441,7 +441,7 @@ def locked(sshd: Sshd, home: Path, need: Need) -> str:
 
 def test_a_passphrase_is_asked_once_for_all_hosts(sshd: Sshd, home: Path, locked: str) -> None:
     by_name(sshd, home, locked)
-    program = f"{HELD}{TRY}kept = connect()\nfrom dataclasses import replace\n"
+    program = f"{HELD}{TRY}kept = connect()\nfrom msgspec.structs import replace\n"
     program += "node = replace(node, user='root')\nconnect()"
     with closing(on_terminal(program)) as terminal:
         said = type_answers(terminal, ("Enter passphrase for key", b"secret\n"))

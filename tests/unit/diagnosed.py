@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from clusterctl.core import stacks
 from clusterctl.core.job import Job, JobState

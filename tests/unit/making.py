@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from clusterctl.core.job import Job, JobSpec, Program, ProgramKind
 from clusterctl.core.model import (
@@ -47,7 +48,7 @@ def interface(text: str) -> Interface:
 def node(name: str = "worker-1", address: str = "10.0.0.11", **changes: Any) -> Node:
     """A node with an Open MPI 5 and a Python that has everything. Facts are changed by their own
     names, `interfaces` are texts, `mpi` is a version."""
-    names = NodeFacts.__dataclass_fields__
+    names = NodeFacts.__struct_fields__
     told = {key: changes.pop(key) for key in list(changes) if key in names}
     version = told.pop("mpi", "5.0.11")
     texts = told.pop("interfaces", [f"eth0 {address}/24"])

@@ -7,10 +7,10 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core.model import Node, Python
 from clusterctl.jobs.submit import build, spread

@@ -7,9 +7,11 @@ import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import Job, JobSpec, JobState
@@ -23,8 +25,7 @@ from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, job, node, request
 
 
-@dataclass(frozen=True)
-class Staged:
+class Staged(Struct, frozen=True):
     """A cluster of a launcher and workers on record, whose roots lie below `folder`."""
 
     folder: Path

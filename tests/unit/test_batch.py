@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.common import open_store
 from clusterctl.actions.run import describe_attempt, plan_job

@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from ipaddress import IPv4Interface
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState

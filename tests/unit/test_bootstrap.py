@@ -8,11 +8,11 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core import keys
 from clusterctl.core.model import Accelerator, Node, NodeResult

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core.model import Node
 from clusterctl.errors import LaunchError

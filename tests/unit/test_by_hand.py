@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.batch.system import load_system
 from clusterctl.core.model import Cluster, render_hostfile_mark

@@ -7,11 +7,11 @@ import io
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import costs, status
 from clusterctl.actions import status as actions_status

@@ -7,10 +7,10 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import status
 from clusterctl.actions.common import open_store

@@ -3,11 +3,11 @@ cluster, and nothing is lost where that cannot be done."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import launch
 from clusterctl.actions.common import open_store

@@ -6,11 +6,11 @@ import fcntl
 import json
 import signal
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.agent.supervise import CANCEL
 from clusterctl.batch import direct

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core import stacks
 from clusterctl.core.job import Hang, HungRanks, JobState, Placement

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.common import open_store
 from clusterctl.actions.doctor import ask_nodes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Container
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core import catalog, keys
 from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup, Runtime

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.errors import UsageError

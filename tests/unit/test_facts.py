@@ -10,11 +10,11 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from clusterctl.core.model import NodeFacts, Python
@@ -25,7 +25,7 @@ CASES = sorted((Path(__file__).resolve().parents[1] / "cases" / "facts").glob("*
 
 
 def plain(value: NodeFacts) -> Any:
-    return json.loads(json.dumps(asdict(value)))
+    return json.loads(msgspec.json.encode(value))
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

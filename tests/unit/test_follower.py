@@ -8,10 +8,10 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.common import Connected, open_store
 from clusterctl.actions.jobs import save_logs

@@ -7,10 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core.job import JobState
 from clusterctl.core.model import NodeResult

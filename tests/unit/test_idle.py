@@ -7,11 +7,12 @@ import re
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.common import Connected
 from clusterctl.actions.jobs import Fetched, fetch_from, save_logs

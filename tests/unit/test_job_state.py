@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 from base64 import b64encode
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from clusterctl.actions.run import explain_failure
 from clusterctl.batch import verdict
@@ -23,7 +24,7 @@ CASES = sorted((Path(__file__).parents[1] / "cases" / "job_state").glob("*.json"
 
 def told(found: Job, names: list[str]) -> dict[str, Any]:
     """Those fields, as a case has them."""
-    values = {**asdict(found), "state": found.state.value}
+    values = {**to_builtins(found), "state": found.state.value}
     values["placement"] = [[place.node, place.first, place.count] for place in found.placement]
     return {name: values[name] for name in names}
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.batch.direct import render_command_line
 from clusterctl.batch.system import load_system

@@ -4,12 +4,12 @@ bill that shares no code with ours is in test_whole_lives.py."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core.model import GATEWAY, GATEWAY_ADDRESS, Charge, Phase, Thing
 from clusterctl.insight.cost import make_receipt, sum_dollars

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import Job, JobState
@@ -80,7 +80,9 @@ def test_a_heading_says_the_epoch_of_what_follows() -> None:
         {"epoch": 2, "step": 9, "loss": 0.25},
         {"epoch": 2, "accuracy": 64.5},
     ]
-    assert reader.read(1, bar + b"0.25\n") == [MetricPoint(1, {"step": 9, "loss": 0.25})]
+    assert reader.read(1, bar + b"0.25\n") == [
+        MetricPoint(1, {"step": 9, "loss": 0.25}, meant=False)
+    ]
 
 
 def test_what_a_rank_prints_for_clusterctl_counts_alone() -> None:
@@ -95,12 +97,19 @@ def test_what_a_rank_prints_for_clusterctl_counts_alone() -> None:
     )
 
 
+def said(rank: int, **values: float) -> MetricPoint:
+    """What a line for people says."""
+    return MetricPoint(rank, values, meant=False)
+
+
 def test_a_bar_is_drawn_again_and_again() -> None:
     reader, bar = Reader(), b"1/9 [00:01<00:09, 9it/s, loss=0.5]"
     assert len(reader.read(0, bar + b"\r" + bar + b"\rhel", "stderr")) == 1
     assert reader.read(0, b"step 2 loss", "stdout") == []
     assert reader.read(0, b"lo\n", "stderr") == []
-    assert reader.read(0, b" 3\n", "stdout") == [MetricPoint(0, {"step": 2, "loss": 3})]
+    assert reader.read(0, b" 3\n", "stdout") == [
+        MetricPoint(0, {"step": 2, "loss": 3}, meant=False)
+    ]
 
 
 def test_only_numbers_count() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import images, up_plan
 from clusterctl.actions.common import open_store

@@ -6,11 +6,11 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import node_loss
 from clusterctl.actions.run import prepare, resolve_run

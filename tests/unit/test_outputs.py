@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import jobs
 from clusterctl.core.job import Job

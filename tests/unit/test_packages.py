@@ -13,13 +13,13 @@ import sys
 import sysconfig
 import venv
 from base64 import b64encode
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import packages as project_packages

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core.job import Placement
 from clusterctl.errors import ClusterctlError, LaunchError

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.core import catalog
 from clusterctl.core.model import NETWORK_PARTS, Charge
@@ -21,8 +22,7 @@ LISTED = catalog.PRICES[KNOWN].dollars
 ZONE = "us-east-1b"
 
 
-@dataclass
-class Aws:
+class Aws(Struct):
     """An account whose price list and spot prices are these; what is in neither is not priced."""
 
     on_demand: dict[str, float] = field(default_factory=dict)

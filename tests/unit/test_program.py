@@ -6,10 +6,10 @@ import os
 import shlex
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.run import make_spec, prepare, resolve_run
 from clusterctl.core.job import ProgramKind

@@ -6,10 +6,10 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl import process
 from clusterctl.batch.system import load_system

@@ -15,7 +15,6 @@ import tempfile
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from clusterctl.actions import status
 from clusterctl.actions.common import check_name

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from clusterctl.actions import compare as compare_action
 from clusterctl.actions.common import open_store

@@ -7,12 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.batch.direct import render_command_line
 from clusterctl.core.job import LaunchPlan

@@ -6,11 +6,11 @@ import html
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import verify
 from clusterctl.actions.common import open_store

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import rerun as actions_rerun
 from clusterctl.actions.rerun import Changes, rerun

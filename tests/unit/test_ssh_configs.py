@@ -7,10 +7,10 @@ import random
 import subprocess
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import access
 from clusterctl.actions.common import mend_known_hosts, open_store, write_known_hosts

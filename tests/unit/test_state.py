@@ -12,11 +12,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import Hang, HungRanks, JobState, RankFailure
@@ -605,7 +605,7 @@ from clusterctl.state.home import Home
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.core.model import Phase
-from dataclasses import replace
+from msgspec.structs import replace
 from pathlib import Path
 store = Store(Home(Path(sys.argv[1])))
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a full disk: nothing can be written

@@ -6,11 +6,11 @@ import json
 import os
 import shlex
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core import catalog, keys
 from clusterctl.core.model import Accelerator, Node, Role, Runtime

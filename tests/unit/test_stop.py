@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Charge, Cluster, Phase, Reporter, Thing

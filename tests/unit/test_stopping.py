@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.common import Connected, open_store
 from clusterctl.actions.run import Prepared, follow_to_end, stop_on_interrupt, submit

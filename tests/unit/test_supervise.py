@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.batch.direct import Direct
 from clusterctl.core import assets

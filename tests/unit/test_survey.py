@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.agent import queues, scripts
 from clusterctl.batch import queue

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.core import assets
 from clusterctl.core.model import CloudSpec

@@ -8,10 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.common import open_store
 from clusterctl.cli import console

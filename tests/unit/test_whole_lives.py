@@ -8,10 +8,10 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import costs, lifetime, status
 from clusterctl.actions.common import open_store

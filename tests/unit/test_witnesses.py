@@ -8,10 +8,10 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions.common import open_store
 from clusterctl.core.model import Charge, NodeGroup, Runtime

@@ -7,11 +7,11 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.actions import status
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup

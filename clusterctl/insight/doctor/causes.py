@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from clusterctl.core.job import Hang, JobState
 from clusterctl.core.stacks import explain_kernel, fold

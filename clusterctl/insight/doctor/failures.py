@@ -8,7 +8,8 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from clusterctl.batch.verdict import TOLD_TO_END, RankEnd, sort_failures
 from clusterctl.core.job import JobState

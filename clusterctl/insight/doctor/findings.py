@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field, replace
 from functools import cache
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.batch.verdict import correct
 from clusterctl.core import assets, stacks
 from clusterctl.core.job import UNPLACED, Hang, Job
 from clusterctl.core.stacks import Stack
-from clusterctl.core.values import dataclass
 from clusterctl.insight.node_views import NodeView, Rank, RankProcess
 
 WATCH = 5
@@ -24,8 +25,7 @@ KILLED = 137
 """The exit code after SIGKILL."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """`kind` is a word for programs. `lines` are the evidence. `serious`: it can be the cause."""
 
     kind: str
@@ -37,8 +37,7 @@ class Finding:
     serious: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(Struct, frozen=True):
     """A row of findings.toml."""
 
     text: str
@@ -47,8 +46,7 @@ class Words:
     serious: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(Struct, frozen=True):
     """findings.toml."""
 
     findings: dict[str, Words]
@@ -61,8 +59,7 @@ def load_words() -> Vocabulary:
     return assets.load_table("insight/doctor/findings.toml", Vocabulary)
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     """Ranks or nodes by name. A format has the verb for one and for several: `{who:is/are}`."""
 
     name: str
@@ -80,8 +77,7 @@ def name_ranks(ranks: Collection[int]) -> Subject:
     return Subject(stacks.name_ranks(ranks), len(ranks) > 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """What was collected. `watched`: for how many seconds, whether ranks that wait make progress.
     `missed`: what there was no time for, and on which nodes."""
 

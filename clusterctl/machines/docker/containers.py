@@ -13,12 +13,12 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from clusterctl import process
 from clusterctl.core import assets, catalog
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import SHARED, Accelerator, Cluster, ClusterSpec, NodeResult, Reporter
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import deadlines, networks, protocol
 from clusterctl.machines.networks import probe
@@ -47,8 +47,7 @@ _INSTALL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """One of ours, as the engine describes it."""
 
     id: str
@@ -232,8 +231,7 @@ PRIVILEGES = msgspec.toml.decode(
 )["privilege"]
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlan:
+class NodePlan(Struct, frozen=True):
     """One node to be: its index decides its address."""
 
     name: str

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import refusals
 from clusterctl.machines.ec2.refusals import RefusedByAws
@@ -232,8 +232,7 @@ def name_owner(arn: str) -> str:
 _MARKETS, _ROOT, _EFA = ("on-demand", "spot"), "/dev/sda1", "efa"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceType:
+class InstanceType(Struct, frozen=True, kw_only=True):
     """What EC2 says about a type. `gpu_maker` and `gpu`, what they are called, are empty without
     GPUs."""
 
@@ -254,8 +253,7 @@ class InstanceType:
     """Whether an account on AWS's free plan can start it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class Image(Struct, frozen=True, kw_only=True):
     """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold;
     `device`: what the root disk is called; `platform`: what is billed for its system; `owner`: an
     account, or `amazon`; `maker`: who made it with clusterctl; `words`: all that says what it is,
@@ -276,8 +274,7 @@ class Image:
         return f"{self.name} {self.description} {self.platform}".lower()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class Instance(Struct, frozen=True, kw_only=True):
     """One instance. `node` is the value of its tag; `address` is empty without a public one."""
 
     id: str

@@ -7,10 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from clusterctl.core import assets, catalog, keys
 from clusterctl.core.keys import KeyPair
@@ -302,8 +303,7 @@ def render_userdata(
 # on the spot market or on demand.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Order(Struct, frozen=True, kw_only=True):
     """What has to be made, and what is known of it. `state` is changed, and kept in `folder`."""
 
     cluster: Cluster

@@ -9,9 +9,10 @@ from functools import partial
 from ipaddress import IPv4Address, IPv4Network, ip_address
 from typing import Any
 
+from msgspec import Struct
+
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import CloudSpec, ClusterSpec
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2.api import TAG, Api, check_making
@@ -25,8 +26,7 @@ _WAYS = (
 of one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subnet:
+class Subnet(Struct, frozen=True, kw_only=True):
     """`free`: addresses; `public`: it has a route to an internet gateway; `out`: what another route
     to the internet leads to (a NAT gateway, say), "" without one; `blocked`: how VPC Block Public
     Access closes the region, `off` for not at all; `cluster`: the id of the cluster that made it,
@@ -42,8 +42,7 @@ class Subnet:
     cluster: str
 
 
-@dataclass(frozen=True, slots=True)
-class ZoneSubnets:
+class ZoneSubnets(Struct, frozen=True):
     """The subnet of the workers and that of the launcher in a zone, and how private workers reach
     the internet ("": they have public addresses)."""
 

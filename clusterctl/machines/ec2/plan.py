@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 
+from msgspec import Struct
+
 from clusterctl.core import catalog
 from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, Reporter, Runtime, shorten
 from clusterctl.core.text import count, format_span, format_time
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import prices, schedules, spec
@@ -59,8 +60,7 @@ def quote_machines(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(Struct, frozen=True):
     """What is known before anything is made."""
 
     options: ClusterSpec
@@ -74,8 +74,7 @@ class Planned:
     """Whether new workers are priced as spot instances."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """What a plan costs; `dear`: at most, in another zone or on demand, for which a budget has to
     last. `traffic`, `nat_traffic`: dollars for a GB to the internet, through a NAT gateway."""
 

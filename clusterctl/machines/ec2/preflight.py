@@ -8,15 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import field, replace
 from functools import partial
 from math import inf
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Reporter, Runtime
 from clusterctl.core.text import count
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import network as ec2_network
@@ -377,8 +378,7 @@ def _find_other_system(image: Image) -> str:
 # What can be known in seconds, before anything costs money: tools, credentials, limits, images.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Survey(Struct, frozen=True, kw_only=True):
     """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of node,
     `placement` are the types that may be in a cluster placement group; `subnets` are by zone, none
     where the cluster makes a network of its own."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.core import catalog
 from clusterctl.core.clock import run_in_background
@@ -18,7 +20,6 @@ from clusterctl.core.model import (
     Charge,
     Reporter,
 )
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2.api import Api
@@ -32,8 +33,7 @@ NAT, NAT_TRAFFIC = "NAT gateway", "GB through a NAT gateway"
 """Rows of catalog.PRICES that are no instance types."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
+class Quote(Struct, frozen=True):
     """US dollars per hour, None: unknown. `source` is for people."""
 
     dollars: float | None

@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import GATEWAY, Cluster, Reporter, fold
-from clusterctl.core.values import dataclass
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.charges import LATER, RELEASE
@@ -133,8 +134,7 @@ def schedule_ends(
         list(pool.map(drop, known.difference(ends)))
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
+class _End(Struct, frozen=True):
     """A call of EC2, `later` seconds after the deadline."""
 
     call: str

@@ -6,18 +6,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from clusterctl.core import assets, catalog
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, NodeGroup, Reporter, Runtime
 from clusterctl.core.progress import BOOTING, NodePhases
 from clusterctl.core.text import format_time
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import api as ec2_api
@@ -43,8 +43,7 @@ ROOM = 60
 """GiB of a worker's disk beyond what its machine image takes, without --disk."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedMachine:
+class PlannedMachine(Struct, frozen=True, kw_only=True):
     """A node to be. `image` is a kind: launcher, cpu, nvidia or amd. `disk` in GiB; 0: as the
     machine image needs it. `faster`: MB/s beyond those that every gp3 disk has."""
 

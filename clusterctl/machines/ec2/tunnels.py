@@ -7,9 +7,10 @@ import re
 import shlex
 from typing import Any
 
+from msgspec import Struct
+
 from clusterctl import process
 from clusterctl.core.model import ClusterSpec
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2.api import TAG, Api, check_making
 
@@ -53,8 +54,7 @@ _READY = ("create-complete", "update-in-progress", "update-complete", "update-fa
 before (EC2 User Guide, "Modify an EC2 Instance Connect Endpoint")."""
 
 
-@dataclass(frozen=True, slots=True)
-class Existing:
+class Existing(Struct, frozen=True):
     """The endpoint that somebody else keeps in the VPC, and its security groups."""
 
     id: str

@@ -16,9 +16,10 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from msgspec import Struct
+
 from clusterctl import process
 from clusterctl.core import assets, keys
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import protocol
 from clusterctl.machines.networks import Endpoint
@@ -160,8 +161,7 @@ _SYSTEMS = {"darwin": "macOS"}
 _SHADOW = Path("/etc/shadow")
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """The sshd of this machine, and the user who runs it and whom it lets in."""
 
     path: str

@@ -19,10 +19,11 @@ from functools import cache
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from msgspec import Struct
+
 from clusterctl import process as process_module
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.values import dataclass
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks as machines_networks
 from clusterctl.machines.local import layout, processes
@@ -58,8 +59,7 @@ _NODE_PATIENCE = 10.0
 """Seconds for any one step of a start; a healthy machine needs milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeProcess:
+class NodeProcess(Struct, frozen=True):
     """The process that a node (or the switch) hangs on. `start` is 0 if it was gone at once."""
 
     pid: int
@@ -268,8 +268,7 @@ class Network:
         """Connects what has been started, before it gets its line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     endpoints: dict[str, Endpoint]
     host_keys: dict[str, str]
     started: tuple[str, ...]
@@ -390,8 +389,7 @@ UNSHARE = (
 _TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
+class Mode(Struct, frozen=True):
     """`reason` says in a few words why it is this one."""
 
     name: str

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from clusterctl import process as process_module
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.values import dataclass
 from clusterctl.machines import deadlines
 from clusterctl.machines.local.layout import REAPER, Site
 from clusterctl.state.files import write_atomic
@@ -36,8 +37,7 @@ _LOOK = 1.0
 _PROC = Path("/proc")
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(Struct, frozen=True):
     """`start` (clock ticks since boot) tells it from a later process with the same pid."""
 
     pid: int
