@@ -10,10 +10,10 @@ from msgspec import Struct, field
 
 from clusterctl.errors import UsageError
 from clusterctl.options import kinds
-from clusterctl.options.kinds import Group, Limit, Option, flag, text, texts
+from clusterctl.options.kinds import Limit, Option, flag, text, texts
 
-Declare = Callable[[str, Group], Option[Any]]
-"""A kind of option: makes one of its spelling and its group."""
+Declare = Callable[..., Option[Any]]
+"""A kind of option: makes one of its `flags` and its `group`."""
 
 
 class BatchOptions(Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ def _take(names: str, words: int) -> dict[str, int]:
     return dict.fromkeys(names.split(), words)
 
 
-_any_option = partial(texts, help="", metavar="ARG")
+_any_option = partial(texts, metavar="ARG")
 """For what has no name here, with its value: `--sbatch-arg --licenses=x`."""
 
 BATCH_SYSTEMS = {
@@ -122,7 +122,7 @@ BATCH_SYSTEMS = {
         emits="qsub",
         passed={
             "-pe": partial(Option, metavar="NAME SLOTS", empty="", words=2, check=_read_slots),
-            "-l": partial(texts, help="", metavar="NAME[=VALUE]"),
+            "-l": partial(texts, metavar="NAME[=VALUE]"),
             **dict.fromkeys(("--queue", "--project"), text),
             "--qsub-arg": _any_option,
         },

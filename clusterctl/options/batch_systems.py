@@ -68,11 +68,11 @@ _GROUPS = {word: _make_group(word) for word in _KINDS}
 
 PASSED: tuple[Option[Any], ...] = (
     *[
-        text(f"--{name}", _ALL)
+        text(flags=f"--{name}", group=_ALL)
         for name in ("account", "job-name", "mail-type", "mail-user", "time")
     ],
-    flag("--requeue", _ALL, limits=(ONLY, kinds.STAGED)),
-    *[kind(word, _GROUPS[word]) for word, kind in _KINDS.items()],
+    flag(flags="--requeue", group=_ALL, limits=(ONLY, kinds.STAGED)),
+    *[kind(flags=word, group=_GROUPS[word]) for word, kind in _KINDS.items()],
 )
 """Options of `run` that go to the batch system as they are."""
 

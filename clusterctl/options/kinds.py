@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
@@ -168,6 +168,8 @@ class Option(Generic[T]):
     """An option, or an argument where `flags` is "". On an object of a verb it is its value.
 
     Args:
+        flags: How it is written, where that is not its name in the class: `--name`.
+        group: Its heading, where that is not the last Group above it in the class.
         named: How the help names a value where `metavar` does not.
         empty: The value where none is given.
         many: May be repeated; `words`: how many words a value has.
@@ -177,11 +179,11 @@ class Option(Generic[T]):
 
     def __init__(
         self,
-        flags: str,
-        group: Group,
         help: str = "",
         metavar: str = "",
         *,
+        flags: str | None = None,
+        group: Group | None = None,
         named: str = "",
         empty: T,
         check: ReadValue = lambda text, option: text,
@@ -191,19 +193,29 @@ class Option(Generic[T]):
         env: str = "",
         settable: bool = True,
     ) -> None:
-        self.flags = tuple(flags.split())
-        self.group, self.empty, self.check = group, empty, check
+        self.empty, self.check, self.settable = empty, check, settable
         self.metavar, self.many, self.words, self.env = metavar or named, many, words, env
-        declared = group.limits if limits is None else limits
-        declared = (declared,) if isinstance(declared, Limit) else declared
-        self.limits = tuple(limit.name_providers(self.flag) for limit in declared)
-        self.help = help + _name_providers(declared, group, self.flag)
-        self.settable = settable
         self.is_flag = empty is False
         self.attribute = ""
+        self._declared = help, flags, group, (limits,) if isinstance(limits, Limit) else limits
+        if flags is not None:
+            self._settle(flags, group or (OPTIONS if flags else ARGUMENTS))
+
+    def _settle(self, flags: str, group: Group) -> None:
+        help, _, _, limits = self._declared
+        declared = group.limits if limits is None else limits
+        self.flags, self.group = tuple(flags.split()), group
+        self.limits = tuple(limit.name_providers(self.flag) for limit in declared)
+        self.help = help + _name_providers(declared, group, self.flag)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.attribute = name
+        _, flags, group, _ = self._declared
+        flags = f"--{name.replace('_', '-')}" if flags is None else flags
+        if flags and group is None:
+            above = takewhile(lambda item: item is not self, vars(owner).values())
+            group = next((g for g in reversed([*above]) if isinstance(g, Group)), OPTIONS)
+        self._settle(flags, group or ARGUMENTS)
 
     @overload
     def __get__(self, given: None, owner: type) -> Option[T]: ...
@@ -273,11 +285,9 @@ def _name_providers(declared: Iterable[Limit], group: Group, flag: str) -> str:
 # ------------------------------------------------------------------------------------- kinds
 
 
-def choice(
-    flags: str, group: Group, help: str, *known: str, empty: str = "", **more: Any
-) -> Option[str]:
+def choice(help: str, *known: str, empty: str = "", **more: Any) -> Option[str]:
     check = partial(one_of, known)
-    return Option(flags, group, help, "|".join(known), empty=empty, check=check, **more)
+    return Option(help, "|".join(known), empty=empty, check=check, **more)
 
 
 flag = partial(Option[bool], empty=False)
@@ -302,7 +312,7 @@ span = partial(amount, named="TIME", check=values.duration)
 # ------------------------------------------------------------------------------------- verbs
 
 
-GENERAL, ARGUMENTS = Group("General options"), Group("Arguments")
+GENERAL, ARGUMENTS, OPTIONS = map(Group, ("General options", "Arguments", "Options"))
 
 
 class Verb:
@@ -321,9 +331,9 @@ class Verb:
     passes_options: ClassVar[bool] = False
     """Options that we do not know are arguments."""
 
-    json = flag("--json", GENERAL, "Print one JSON document on stdout")
-    quiet = flag("-q --quiet", GENERAL, "Hide progress messages")
-    verbose = flag("-v --verbose", GENERAL, "Show more detail on stderr")
+    json = flag("Print one JSON document on stdout", group=GENERAL)
+    quiet = flag("Hide progress messages", flags="-q --quiet", group=GENERAL)
+    verbose = flag("Show more detail on stderr", flags="-v --verbose", group=GENERAL)
 
     def __init_subclass__(
         cls, heading: str = "", module: str = "", function: str = "", name: str = ""
@@ -448,13 +458,14 @@ class Verb:
 def cluster_option(
     *limits: Limit, help: str = "Name of the cluster (default: the only one)"
 ) -> Option[str | None]:
-    env, check = "CLUSTERCTL_CLUSTER", cluster_name
-    return maybe("-c --cluster", GENERAL, help, "NAME", check=check, limits=limits, env=env)
+    more: Any = {"group": GENERAL, "check": cluster_name, "env": "CLUSTERCTL_CLUSTER"}
+    return maybe(help, "NAME", flags="-c --cluster", limits=limits, **more)
 
 
 def name_argument(default: str) -> Option[str | None]:
-    help = f"Name of the cluster (default: {default})"
-    return maybe("", ARGUMENTS, help, "[NAME]", check=cluster_name)
+    return maybe(
+        f"Name of the cluster (default: {default})", "[NAME]", flags="", check=cluster_name
+    )
 
 
 class Common(Verb):
@@ -484,10 +495,9 @@ class Named(Common):
 JOBS = "Jobs"
 """The heading of the verbs in `run` and `jobs`."""
 
-OPTIONS = Group("Options")
-YES = flag("-y --yes", GENERAL, "Do not ask for confirmation")
-JSON_LINES = flag("--json", GENERAL, "Print one JSON object per line")
-LAST_JOB = whole("", ARGUMENTS, "Number of the job (default: the last one)", "[JOB]")
+YES = flag("Do not ask for confirmation", flags="-y --yes", group=GENERAL)
+JSON_LINES = flag("Print one JSON object per line", group=GENERAL)
+LAST_JOB = whole("Number of the job (default: the last one)", "[JOB]", flags="")
 OF_JOB = cluster_option(help="Cluster of the job (default: any)")
 
 

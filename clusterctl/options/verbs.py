@@ -12,7 +12,6 @@ from clusterctl.errors import UsageError
 from clusterctl.options import batch_systems, kinds
 from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.kinds import (
-    ARGUMENTS,
     DEFAULT_NAME,
     GENERAL,
     JOBS,
@@ -79,89 +78,64 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "clusterctl up --gpu g4dn --ttl 4h --budget 20",
         "clusterctl up --provider docker --gpus all lab",
     )
-    MACHINE = Group("Machines")
-    EC2 = Group("Amazon EC2", (kinds.EC2,))
 
     name = NEW_NAME
     cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
-    provider = text(
-        *(
-            "--provider",
-            MACHINE,
-            f"{join_words([*PROVIDER_OPTIONS], 'or')} (default: as options imply)",
-        ),
-        "NAME",
-    )
-    workers = number("--workers", MACHINE, "Number of workers besides the launcher (default: 2)")
-    ttl = span(
-        "--ttl", MACHINE, "Shut down after 30m, 8h, 2d (default on EC2: 8h)", check=life_time
-    )
-    shared = flag(
-        "--shared", MACHINE, "Give all nodes one folder, $CLUSTERCTL_SHARED, which `down` deletes"
-    )
-    setup = file("--setup", MACHINE, "Script that root runs on each node, once", "FILE")
+    MACHINE = Group("Machines")
+    provider = text(f"{join_words([*PROVIDER_OPTIONS], 'or')} (default: as options imply)", "NAME")
+    workers = number("Number of workers besides the launcher (default: 2)")
+    ttl = span("Shut down after 30m, 8h, 2d (default on EC2: 8h)", check=life_time)
+    shared = flag("Give all nodes one folder, $CLUSTERCTL_SHARED, which `down` deletes")
+    setup = file("Script that root runs on each node, once", "FILE")
     image = texts(
-        *("--image", MACHINE, "Container image of all nodes, or of a kind of node; repeatable"),
+        "Container image of all nodes, or of a kind of node; repeatable",
         "[KIND=]IMAGE",
         limits=kinds.IMAGE,
     )
     gpus = words(
-        *("--gpus", MACHINE, "This machine's GPUs for the workers", "0,1|all"),
-        check=indices,
-        limits=kinds.DOCKER,
+        "This machine's GPUs for the workers", "0,1|all", check=indices, limits=kinds.DOCKER
     )
+    EC2 = Group("Amazon EC2", (kinds.EC2,))
     gpu = texts(
-        "--gpu",
-        EC2,
-        "GPU workers: g4dn or T4, g4ad, g5, g6, g6e, g7, p4d, p5, p5en; repeatable",
-        "FAMILY[:N]",
+        "GPU workers: g4dn or T4, g4ad, g5, g6, g6e, g7, p4d, p5, p5en; repeatable", "FAMILY[:N]"
     )
-    cpu = texts("--cpu", EC2, "CPU workers of this instance type; repeatable", "TYPE[:N]")
-    instance_type = text("--instance-type", EC2, "Instance type of the workers", "TYPE")
-    launcher_type = text("--launcher-type", EC2, "Type of the launcher (default: t3.micro)", "TYPE")
-    region = text("--region", EC2, "Region (default: that of the AWS CLI)", "NAME")
-    regions = words("--regions", EC2, "Regions to try, in this order")
-    zones = words("--zones", EC2, "Availability zones to try, in this order")
-    spot = flag("--spot", EC2, "Use spot workers: cheaper, may be interrupted")
-    spot_fallback = flag("--spot-fallback", EC2, "Use on-demand workers if no spot is available")
+    cpu = texts("CPU workers of this instance type; repeatable", "TYPE[:N]")
+    instance_type = text("Instance type of the workers", "TYPE")
+    launcher_type = text("Type of the launcher (default: t3.micro)", "TYPE")
+    region = text("Region (default: that of the AWS CLI)", "NAME")
+    regions = words("Regions to try, in this order")
+    zones = words("Availability zones to try, in this order")
+    spot = flag("Use spot workers: cheaper, may be interrupted")
+    spot_fallback = flag("Use on-demand workers if no spot is available")
     runtime = choice(
-        *("--runtime", EC2, "Run ranks in containers, or on the host (default with NVIDIA)"),
-        *("docker", "host"),
+        "Run ranks in containers, or on the host (default with NVIDIA)", "docker", "host"
     )
-    ami = text("--ami", EC2, "Machine image of the workers", "ID")
-    disk = number(
-        "--disk", EC2, "Disk size of each worker, 8 to 16384", "GB", check=integer(8, 16384, 100)
-    )
-    efa = flag("--efa", EC2, "Use Elastic Fabric Adapters, on instance types that have them")
-    vpc = text("--vpc", EC2, "VPC for the machines (default: a new one)", "ID")
-    subnet = words("--subnet", EC2, "Subnets for the machines, tried in this order")
-    private = flag("--private", EC2, "Give workers no public addresses (adds a NAT gateway)")
-    tag = texts("--tag", EC2, "Tag for the cluster's AWS resources; repeatable", "KEY=VALUE")
+    ami = text("Machine image of the workers", "ID")
+    disk = number("Disk size of each worker, 8 to 16384", "GB", check=integer(8, 16384, 100))
+    efa = flag("Use Elastic Fabric Adapters, on instance types that have them")
+    vpc = text("VPC for the machines (default: a new one)", "ID")
+    subnet = words("Subnets for the machines, tried in this order")
+    private = flag("Give workers no public addresses (adds a NAT gateway)")
+    tag = texts("Tag for the cluster's AWS resources; repeatable", "KEY=VALUE")
     ssh_cidr = text(
-        *("--ssh-cidr", EC2, "Networks that may connect (default: your address)", "A,B"),
-        limits=kinds.SSH_CIDR,
+        "Networks that may connect (default: your address)", "A,B", limits=kinds.SSH_CIDR
     )
-    instance_connect = flag(
-        "--instance-connect", EC2, "Connect through an endpoint of AWS, where SSH is closed"
-    )
-    max_hourly = amount(
-        "--max-hourly", EC2, "Refuse a cluster that costs more per hour", "USD", check=budget
-    )
-    budget = amount(
-        "--budget", EC2, "Shut down before it costs more than this", "USD", check=budget
-    )
+    instance_connect = flag("Connect through an endpoint of AWS, where SSH is closed")
+    max_hourly = amount("Refuse a cluster that costs more per hour", "USD", check=budget)
+    budget = amount("Shut down before it costs more than this", "USD", check=budget)
     idle = Option[float | None](
-        *("--idle", EC2, "End machines that are unused for this long (default: 1h)", "TIME|off"),
+        "End machines that are unused for this long (default: 1h)",
+        "TIME|off",
         empty=None,
         check=idle_time,
     )
-    boot_timeout = span("--boot-timeout", EC2, "Time for machines to boot (default: 10m)")
-    dry_run = flag("--dry-run", GENERAL, "Print the plan and change nothing")
+    boot_timeout = span("Time for machines to boot (default: 10m)")
+    dry_run = flag("Print the plan and change nothing", group=GENERAL)
     yes = YES
 
 
-_FETCH = flag("--fetch", OPTIONS, "Save outputs to job-N, a shared folder to shared-NAME, first")
-_DISCARD = flag("--discard", OPTIONS, "Delete unfetched job outputs and the shared folder")
+_FETCH = flag("Save outputs to job-N, a shared folder to shared-NAME, first", flags="--fetch")
+_DISCARD = flag("Delete unfetched job outputs and the shared folder", flags="--discard")
 
 
 class Down(Named, heading=CLUSTERS, module="clusters"):
@@ -175,7 +149,7 @@ class Down(Named, heading=CLUSTERS, module="clusters"):
     examples = ("clusterctl down", "clusterctl down lab --yes --fetch")
     fetch = _FETCH
     discard = _DISCARD
-    force = flag("--force", OPTIONS, "Save no logs or outputs, and do not ask")
+    force = flag("Save no logs or outputs, and do not ask")
     yes = YES
 
 
@@ -183,7 +157,7 @@ class Status(Named, heading=CLUSTERS, module="status"):
     """Show the nodes, age, cost and running jobs of a cluster."""
 
     examples = ("clusterctl status", "clusterctl status lab --live")
-    live = flag("--live", OPTIONS, "Query the nodes now")
+    live = flag("Query the nodes now")
 
 
 class List(Common, heading=CLUSTERS, module="status", function="list_clusters"):
@@ -200,8 +174,8 @@ class Verify(Named, heading=CLUSTERS, module="insight"):
     """
 
     examples = ("clusterctl verify", "clusterctl verify lab --quick")
-    quick = flag("--quick", OPTIONS, "Take about five seconds: no GEMM")
-    now = flag("--now", OPTIONS, "Measure even while a job runs")
+    quick = flag("Take about five seconds: no GEMM")
+    now = flag("Measure even while a job runs")
 
 
 class Attach(Named, heading=CLUSTERS, module="clusters"):
@@ -215,35 +189,15 @@ class Attach(Named, heading=CLUSTERS, module="clusters"):
 
     name = NEW_NAME
     cluster = cluster_option(help=f"Name of the cluster (default: {DEFAULT_NAME})")
-    hosts = file("--hosts", OPTIONS, "SSH hosts, one HOST [slots=N] ... per line")
+    hosts = file("SSH hosts, one HOST [slots=N] ... per line")
     sites = tuple(
-        maybe(
-            flag,
-            OPTIONS,
-            f"Site with {BATCH_SYSTEMS[name].title} (default: here)",
-            "[LOGIN]",
-        )
+        maybe(f"Site with {BATCH_SYSTEMS[name].title} (default: here)", "[LOGIN]", flags=flag)
         for flag, name in batch_systems.FLAGS.items()
     )
-    user = text("--user", OPTIONS, "User to log in as", "NAME", limits=kinds.HERE)
-    identity = file(
-        "--identity",
-        OPTIONS,
-        "SSH private key (default: ssh_config and agent)",
-        limits=kinds.HERE,
-    )
-    workdir = text(
-        "--workdir",
-        OPTIONS,
-        "Folder for files, shared by a site's nodes (default: ~/.clusterctl)",
-        "DIR",
-    )
-    bootstrap = flag(
-        "--bootstrap",
-        OPTIONS,
-        "Install missing programs with sudo",
-        limits=kinds.limit_to("hosts"),
-    )
+    user = text("User to log in as", "NAME", limits=kinds.HERE)
+    identity = file("SSH private key (default: ssh_config and agent)", limits=kinds.HERE)
+    workdir = text("Folder for files, shared by a site's nodes (default: ~/.clusterctl)", "DIR")
+    bootstrap = flag("Install missing programs with sudo", limits=kinds.limit_to("hosts"))
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
@@ -270,7 +224,7 @@ class Detach(Named, heading=CLUSTERS, module="clusters"):
     examples = ("clusterctl detach lab", "clusterctl detach lab --yes --fetch")
     fetch = _FETCH
     discard = _DISCARD
-    force = flag("--force", OPTIONS, "Save nothing, do not ask, and skip hosts that do not answer")
+    force = flag("Save nothing, do not ask, and skip hosts that do not answer")
     yes = YES
 
 
@@ -278,7 +232,7 @@ class Extend(Named, heading=CLUSTERS, module="lifetime"):
     """Move the deadline of a cluster. An earlier deadline needs your consent."""
 
     examples = ("clusterctl extend --ttl 4h",)
-    ttl = span("--ttl", OPTIONS, "New time to live, from now on: 30m, 8h, 2d", check=life_time)
+    ttl = span("New time to live, from now on: 30m, 8h, 2d", check=life_time)
     yes = YES
 
 
@@ -303,9 +257,9 @@ class Cost(Common, heading=CLUSTERS, module="status", function="cost"):
     """Show what was spent, by day, cluster or job, also on clusters that are gone."""
 
     examples = ("clusterctl cost --since 30d", "clusterctl cost --by job --csv")
-    since = span("--since", OPTIONS, "Show only the last TIME (default: 30d)", empty=30 * 86400.0)
-    by = choice("--by", OPTIONS, "Group by (default: day)", "day", "cluster", "job", empty="day")
-    csv = flag("--csv", OPTIONS, "Print comma-separated values")
+    since = span("Show only the last TIME (default: 30d)", empty=30 * 86400.0)
+    by = choice("Group by (default: day)", "day", "cluster", "job", empty="day")
+    csv = flag("Print comma-separated values")
     cluster = cluster_option(help="Show only clusters with this name")
 
 
@@ -316,7 +270,7 @@ class Allow(Common, heading=CLUSTERS, module="access"):
     """
 
     examples = ("clusterctl allow", "clusterctl allow 203.0.113.7 198.51.100.0/24")
-    networks = texts("", ARGUMENTS, "Networks (default: your present address)", "[CIDR...]")
+    networks = texts("Networks (default: your present address)", "[CIDR...]", flags="")
 
 
 class Gc(Common, heading=CLUSTERS, module="lifetime"):
@@ -327,11 +281,9 @@ class Gc(Common, heading=CLUSTERS, module="lifetime"):
     """
 
     examples = ("clusterctl gc --dry-run", "clusterctl gc --adopt lab --region eu-west-1")
-    adopt = text(
-        "--adopt", OPTIONS, "Take this cluster back instead of removing it", "NAME", settable=False
-    )
-    region = texts("--region", OPTIONS, "Region (default: all); repeatable", "NAME")
-    dry_run = flag("--dry-run", GENERAL, "Print what is found and change nothing")
+    adopt = text("Take this cluster back instead of removing it", "NAME", settable=False)
+    region = texts("Region (default: all); repeatable", "NAME")
+    dry_run = flag("Print what is found and change nothing", group=GENERAL)
     cluster = cluster_option(kinds.exclude("adopt"), help="Remove only this cluster")
     yes = YES
 
@@ -352,7 +304,7 @@ class Started(Common):
     """A verb with a program: its options, the program, and all that is the program's."""
 
     ends_at_argument = True
-    command = texts("", ARGUMENTS, "", "SCRIPT [ARGS...]")
+    command = texts("", "SCRIPT [ARGS...]", flags="")
 
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
@@ -377,155 +329,159 @@ class Run(Started, heading=JOBS, module="run"):
     program, or -- COMMAND. Options after it are its own."""
 
     examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
-    RANKS, PROGRAM = Group("Ranks", STAGED), Group("Program")
-    SWEEP, PACKAGES = Group("Ranks", SUPERVISED), Group("Program", (kinds.SUPERVISED,))
-    JOB = Group("Job", SUPERVISED)
-    MORE_PROGRAM = Group("Program", lead=SELDOM)
-    MORE_JOB = Group("Job", lead=SELDOM)
-
+    MORE_PROGRAM, MORE_JOB = Group("Program", lead=SELDOM), Group("Job", lead=SELDOM)
+    RANKS = Group("Ranks", STAGED)
     ranks = number(
-        "-n --ranks",
-        RANKS,
         "Total ranks (default: one per GPU, else per worker)",
+        flags="-n --ranks",
         limits=batch_systems.RANKS,
     )
     ranks_per_node = number(
-        "--ranks-per-node --ntasks-per-node",
-        RANKS,
-        "Ranks on each node",
-        limits=batch_systems.NODES,
+        "Ranks on each node", flags="--ranks-per-node --ntasks-per-node", limits=batch_systems.NODES
     )
     nodes = text(
-        *("--nodes", RANKS, "Number of workers, or their names (default: all)", "N|NAMES"),
+        "Number of workers, or their names (default: all)",
+        "N|NAMES",
         limits=batch_systems.NODES,
         check=node_choice,
     )
-    once = flag("--once", RANKS, "Run one process, on one node")
-    backend = choice("--backend", RANKS, "Communication library", "auto", "gloo", "nccl", "mpi")
+    once = flag("Run one process, on one node")
+    backend = choice("Communication library", "auto", "gloo", "nccl", "mpi")
     launcher = choice(
-        *("--launcher", RANKS, "Program that starts ranks", "mpirun", "torchrun", "srun"),
+        "Program that starts ranks",
+        "mpirun",
+        "torchrun",
+        "srun",
         empty="auto",
         limits=(kinds.STAGED, kinds.NOT_ONCE, batch_systems.LAUNCHERS),
     )
     mpirun_args = texts(
-        *("--mpirun-arg", RANKS, "Option for mpirun: '--map-by numa'; repeatable", "ARG"),
+        "Option for mpirun: '--map-by numa'; repeatable",
+        "ARG",
+        flags="--mpirun-arg",
         limits=(kinds.STAGED, kinds.MPIRUN),
     )
+    SWEEP = Group("Ranks", SUPERVISED)
     sweep = texts(
-        *("--sweep", SWEEP, "Run once per value: lr=0.1,0.01; repeatable", "NAME=VALUES"),
+        "Run once per value: lr=0.1,0.01; repeatable",
+        "NAME=VALUES",
         check=check_axis,
         settable=False,
     )
     array = text(
-        *("--array", SWEEP, "Run once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS"),
-        check=check_array,
-        settable=False,
+        "Run once per number: 0-99, 1,3,7 or 0-99%8", "NUMBERS", check=check_array, settable=False
     )
+    PROGRAM = Group("Program")
     python_module = text(
-        "-m", PROGRAM, "Run a Python module instead of SCRIPT", "MODULE", settable=False
+        "Run a Python module instead of SCRIPT", "MODULE", flags="-m", settable=False
     )
-    variables = texts("-e --env", PROGRAM, ENV, "NAME[=VALUE]")
-    env_file = files("--env-file", PROGRAM, ENV_FILE)
-    stage = file("--stage", PROGRAM, "Folder to copy (default: repository, else SCRIPT's)", "DIR")
-    include = files("--include", PROGRAM, "Copy PATH even if git ignores it; repeatable", "PATH")
+    variables = texts(ENV, "NAME[=VALUE]", flags="-e --env")
+    env_file = files(ENV_FILE)
+    stage = file("Folder to copy (default: repository, else SCRIPT's)", "DIR")
+    include = files("Copy PATH even if git ignores it; repeatable", "PATH")
     max_stage = number(
-        "--max-stage", MORE_PROGRAM, "Copy at most this (default: 200MB)", "SIZE", check=byte_size
+        "Copy at most this (default: 200MB)", "SIZE", group=MORE_PROGRAM, check=byte_size
     )
-    source = files("--source", MORE_PROGRAM, "Also compile FILE; repeatable (-e CFLAGS=...)")
-    requirements = text(
-        "--requirements", PACKAGES, "Packages: FILE or none (default: the project's)", "FILE"
-    )
+    source = files("Also compile FILE; repeatable (-e CFLAGS=...)", group=MORE_PROGRAM)
+    PACKAGES = Group("Program", (kinds.SUPERVISED,))
+    requirements = text("Packages: FILE or none (default: the project's)", "FILE")
     python = text(
-        *("--python", PACKAGES, "Python version: 3.12 (default: that of the nodes)", "VERSION"),
-        check=python_version,
+        "Python version: 3.12 (default: that of the nodes)", "VERSION", check=python_version
     )
-    setup = text(
-        *("--setup", PACKAGES, "Run lines of sh once per node, before ranks", "LINES"),
-        check=not_blank,
-    )
+    setup = text("Run lines of sh once per node, before ranks", "LINES", check=not_blank)
     extra = texts(
-        *("--extra", MORE_PROGRAM, "Also packages of this extra; repeatable", "NAME"),
-        limits=(kinds.SUPERVISED,),
+        "Also packages of this extra; repeatable",
+        "NAME",
+        group=MORE_PROGRAM,
+        limits=kinds.SUPERVISED,
     )
     group = texts(
-        *("--group", MORE_PROGRAM, "Also packages of this dependency group; repeatable", "NAME"),
-        limits=(kinds.SUPERVISED,),
+        "Also packages of this dependency group; repeatable",
+        "NAME",
+        group=MORE_PROGRAM,
+        limits=kinds.SUPERVISED,
     )
     stdin = flag(
-        *("--stdin", MORE_PROGRAM, "Pass a pipe to rank 0; <FILE needs no option"),
+        "Pass a pipe to rank 0; <FILE needs no option",
+        group=MORE_PROGRAM,
         limits=SUPERVISED,
         settable=False,
     )
-    allow_cpu = flag("--allow-cpu", MORE_PROGRAM, "Let GPU programs run without a GPU")
-    detach = flag("-d --detach", JOB, "Start the job and return")
-    timeout = span("--timeout", JOB, "Stop the job after TIME: 30m, 8h or 90 (seconds)")
-    hang_timeout = span("--hang-timeout", JOB, "Stop an attempt that prints nothing for TIME: 10m")
-    grace = span("--grace", JOB, "Time to save after SIGTERM (default: 5s)")
+    allow_cpu = flag("Let GPU programs run without a GPU", group=MORE_PROGRAM)
+    JOB = Group("Job", SUPERVISED)
+    detach = flag("Start the job and return", flags="-d --detach")
+    timeout = span("Stop the job after TIME: 30m, 8h or 90 (seconds)")
+    hang_timeout = span("Stop an attempt that prints nothing for TIME: 10m")
+    grace = span("Time to save after SIGTERM (default: 5s)")
     pass_signal = flag(
-        *("--pass-signal", MORE_JOB, "Give ranks the site's own signal, not SIGTERM"),
+        "Give ranks the site's own signal, not SIGTERM",
+        group=MORE_JOB,
         limits=(batch_systems.ONLY, *SUPERVISED),
     )
-    retries = number(
-        "--retries", JOB, "Retry after a failure, at most N times", check=at_least_zero
-    )
+    retries = number("Retry after a failure, at most N times", check=at_least_zero)
     on_node_loss = choice(
-        *("--on-node-loss", JOB, "If a node is lost", "replace", "shrink", "fail"),
-        limits=(kinds.REPLACED, kinds.SUPERVISED),
+        "If a node is lost", "replace", "shrink", "fail", limits=(kinds.REPLACED, kinds.SUPERVISED)
     )
     resume_args = text(
-        *("--resume-args", JOB, "Arguments to resume: '--resume {snapshot}'", "ARGS"),
-        check=check_resume_args,
+        "Arguments to resume: '--resume {snapshot}'", "ARGS", check=check_resume_args
     )
     keep_files = texts(
-        *("--keep-files", JOB, "Outputs to copy to the launcher; repeatable", "GLOB"),
+        "Outputs to copy to the launcher; repeatable",
+        "GLOB",
         limits=(kinds.DIRECT, kinds.SUPERVISED),
         check=pattern,
     )
     sync = text(
-        *("--sync", JOB, "Copy outputs to a folder here while the job runs", "DIR"),
+        "Copy outputs to a folder here while the job runs",
+        "DIR",
         limits=(kinds.DIRECT, kinds.SUPERVISED, kinds.ATTENDED),
         check=local_folder,
     )
     now = flag(
-        "--now",
-        MORE_JOB,
-        "Do not wait for other jobs",
-        limits=(kinds.DIRECT, kinds.SUPERVISED),
+        "Do not wait for other jobs", group=MORE_JOB, limits=(kinds.DIRECT, kinds.SUPERVISED)
     )
-    dry_run = flag("--dry-run", JOB, "Print what would run, and why", limits=())
+    dry_run = flag("Print what would run, and why", limits=())
     emit = choice(
-        "--emit",
-        MORE_JOB,
         "Print a standalone script",
         "sh",
         *(system.emits for system in BATCH_SYSTEMS.values()),
+        group=MORE_JOB,
         limits=STAGED,
         settable=False,
     )
     interactive = flag(
-        *("--interactive", batch_systems.GROUP, "Open a shell, or run SCRIPT, in this terminal"),
+        "Open a shell, or run SCRIPT, in this terminal",
+        group=batch_systems.GROUP,
         limits=batch_systems.TERMINAL,
         settable=False,
     )
     own_folder = flag(
-        *("--in-place", MORE_PROGRAM, "Run a batch script in its folder (login node only)"),
+        "Run a batch script in its folder (login node only)",
+        flags="--in-place",
+        group=MORE_PROGRAM,
         limits=(batch_systems.ONLY, *STAGED),
         settable=False,
     )
-    modules = texts("--module", batch_systems.GROUP, "Environment module; repeatable", "NAME")
-    venv = text("--venv", batch_systems.GROUP, "Virtual environment on the nodes", "DIR")
+    modules = texts(
+        "Environment module; repeatable", "NAME", flags="--module", group=batch_systems.GROUP
+    )
+    venv = text("Virtual environment on the nodes", "DIR", group=batch_systems.GROUP)
     container = text(
-        *("--container", batch_systems.GROUP, "Apptainer image to run ranks in", "IMAGE"),
+        "Apptainer image to run ranks in",
+        "IMAGE",
+        group=batch_systems.GROUP,
         limits=(batch_systems.ONLY, kinds.STAGED),
     )
 
     passed = batch_systems.PASSED
     notify = text(
-        *("--notify", MORE_JOB, "Tell a command or a URL when the job has ended", "CMD|URL"),
+        "Tell a command or a URL when the job has ended",
+        "CMD|URL",
+        group=MORE_JOB,
         limits=(kinds.ATTENDED, *SUPERVISED),
     )
-    yes = flag("-y --yes", MORE_JOB, "Install packages of gigabytes without a question")
-    json = flag("--json", GENERAL, "Print one JSON object per line", limits=kinds.NOT_TERMINAL)
+    yes = flag("Install packages of gigabytes without a question", flags="-y --yes", group=MORE_JOB)
+    json = flag("Print one JSON object per line", group=GENERAL, limits=kinds.NOT_TERMINAL)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -582,9 +538,9 @@ class Launch(Started, heading=JOBS, module="launches"):
         "clusterctl launch --detach --gpu g4dn --ttl 12h train.py",
     )
     detach = flag(
-        "-d --detach", OPTIONS, "Return once the program runs; a later command removes the cluster"
+        "Return once the program runs; a later command removes the cluster", flags="-d --detach"
     )
-    keep = flag("--keep", OPTIONS, "Leave the cluster running at the end")
+    keep = flag("Leave the cluster running at the end")
     of_up = copy_options(Up, "--setup", groups=(Up.MACHINE, Up.EC2))
     of_run = copy_options(
         *(Run, "--detach", "--dry-run"),
@@ -595,7 +551,7 @@ class Launch(Started, heading=JOBS, module="launches"):
         *(Run, "--interactive", "--reservation", "--gpus"),
         groups=(batch_systems.GROUP, *(option.group for option in batch_systems.PASSED)),
     )
-    dry_run = flag("--dry-run", GENERAL, "Print the plan of the cluster and change nothing")
+    dry_run = flag("Print the plan of the cluster and change nothing", group=GENERAL)
     yes = YES
     json = JSON_LINES
     cluster = cluster_option(help="A new cluster (default: named after SCRIPT), or an attached one")
@@ -614,14 +570,14 @@ class Rerun(Common, heading=JOBS, module="run"):
         "clusterctl rerun 7 --resume --cluster other",
         "clusterctl rerun 7 --resume -- --resume checkpoint.pt",
     )
-    job = whole("", ARGUMENTS, LAST_JOB.help, LAST_JOB.metavar, check=_read_job)
-    failed = flag("--failed", OPTIONS, "Of a sweep: only the points that did not succeed")
-    arguments = texts("", ARGUMENTS, "Added to the program's arguments", "[-- ARGS...]")
-    resume = flag("--resume", OPTIONS, "Start from the previous job's output files")
-    ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: as before)")
-    variables = texts("-e --env", OPTIONS, ENV, "NAME[=VALUE]")
-    env_file = files("--env-file", OPTIONS, ENV_FILE)
-    detach = flag("-d --detach", OPTIONS, "Start the job and return")
+    job = whole(LAST_JOB.help, LAST_JOB.metavar, flags="", check=_read_job)
+    failed = flag("Of a sweep: only the points that did not succeed")
+    arguments = texts("Added to the program's arguments", "[-- ARGS...]", flags="")
+    resume = flag("Start from the previous job's output files")
+    ranks = number("Number of ranks (default: as before)", flags="-n --ranks")
+    variables = texts(ENV, "NAME[=VALUE]", flags="-e --env")
+    env_file = files(ENV_FILE)
+    detach = flag("Start the job and return", flags="-d --detach")
     json = JSON_LINES
     cluster = cluster_option(help="Cluster to run on (default: that of the job)")
 
@@ -639,16 +595,11 @@ class Rerun(Common, heading=JOBS, module="run"):
 class Jobs(Common, heading=JOBS, module="jobs"):
     """List your jobs, including those of removed clusters, or the points of a sweep."""
 
-    examples = (
-        "clusterctl jobs",
-        "clusterctl jobs 12",
-        "clusterctl jobs --cluster lab --json",
-    )
+    examples = ("clusterctl jobs", "clusterctl jobs 12", "clusterctl jobs --cluster lab --json")
     job = whole(
-        *("", ARGUMENTS, "Show only this job; of a sweep, each point with its last metrics"),
-        "[JOB]",
+        "Show only this job; of a sweep, each point with its last metrics", "[JOB]", flags=""
     )
-    all = flag("--all", OPTIONS, "Also those of verify, bench and up, which have ended")
+    all = flag("Also those of verify, bench and up, which have ended")
     cluster = cluster_option(help="Show only this cluster")
 
 
@@ -661,11 +612,11 @@ class Logs(Common, heading=JOBS, module="jobs"):
         "clusterctl logs 7 --metrics --csv",
     )
     job = LAST_JOB
-    follow = flag("-f --follow", OPTIONS, "Follow the output until the job ends; Ctrl-C detaches")
-    rank = whole("--rank", OPTIONS, "Show only this rank")
-    metrics = flag("--metrics", OPTIONS, "Show only the metrics that ranks have printed")
+    follow = flag("Follow the output until the job ends; Ctrl-C detaches", flags="-f --follow")
+    rank = whole("Show only this rank")
+    metrics = flag("Show only the metrics that ranks have printed")
     csv = flag(
-        *("--csv", OPTIONS, "Print metrics as comma-separated values"),
+        "Print metrics as comma-separated values",
         limits=(kinds.limit_to("metrics"), kinds.exclude("follow", "json")),
     )
     json = JSON_LINES
@@ -687,7 +638,9 @@ class Cancel(Common, heading=JOBS, module="jobs"):
 
     examples = ("clusterctl cancel 7", "clusterctl cancel 7 8 9")
     jobs: Option[tuple[int, ...]] = Option(
-        *("", ARGUMENTS, "Numbers of the jobs (default: the last one)", "[JOB...]"),
+        "Numbers of the jobs (default: the last one)",
+        "[JOB...]",
+        flags="",
         empty=(),
         many=True,
         check=at_least_zero,
@@ -700,7 +653,7 @@ class Fetch(Common, heading=JOBS, module="jobs"):
 
     examples = ("clusterctl fetch", "clusterctl fetch 7 --to results")
     job = LAST_JOB
-    to = file("--to", OPTIONS, "Folder (default: job-N here)", "DIR")
+    to = file("Folder (default: job-N here)", "DIR")
     cluster = OF_JOB
 
 
@@ -721,8 +674,8 @@ class Diff(Common, heading=JOBS, module="insight"):
     """Compare two jobs: how they were started, the files they ran with, and how they ended."""
 
     examples = ("clusterctl diff 7 9",)
-    first = number("", ARGUMENTS, "Number of a job", "JOB", check=at_least_zero)
-    second = number("", ARGUMENTS, "Number of the other one", "OTHER", check=at_least_zero)
+    first = number("Number of a job", "JOB", flags="", check=at_least_zero)
+    second = number("Number of the other one", "OTHER", flags="", check=at_least_zero)
     cluster = cluster_option(help="Cluster of both jobs (default: any)")
 
 
@@ -734,8 +687,8 @@ class Top(Common, heading=JOBS, module="insight"):
 
     examples = ("clusterctl top", "clusterctl top 7 --once", "clusterctl top 7 --json")
     job = LAST_JOB
-    interval = span("--interval", OPTIONS, "Time between updates (default: 2s)")
-    once = flag("--once", OPTIONS, "Show one frame and end")
+    interval = span("Time between updates (default: 2s)")
+    once = flag("Show one frame and end")
     json = JSON_LINES
     cluster = OF_JOB
 
@@ -748,10 +701,9 @@ class Report(Common, heading=JOBS, module="insight"):
 
     examples = ("clusterctl report", "clusterctl report 7 --output job-7.html")
     wanted = maybe(
-        *("", ARGUMENTS, "Number of a job or name of a cluster (default: the only one)"),
-        "[JOB|CLUSTER]",
+        "Number of a job or name of a cluster (default: the only one)", "[JOB|CLUSTER]", flags=""
     )
-    output = file("--output", OPTIONS, "File, or - for stdout (default: report-NAME.html here)")
+    output = file("File, or - for stdout (default: report-NAME.html here)")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -786,8 +738,8 @@ def parse_message_size(text: str, option: str) -> int:
     return size
 
 
-REPEATS = number("--repeats", OPTIONS, "Repeat each N times (default: 3)", check=integer(1, 1000))
-NOW = flag("--now", OPTIONS, "Measure even while a job runs")
+REPEATS = number("Repeat each N times (default: 3)", flags="--repeats", check=integer(1, 1000))
+NOW = flag("Measure even while a job runs", flags="--now")
 
 
 class BenchAllreduce(Common, heading=JOBS, module="insight"):
@@ -802,13 +754,10 @@ class BenchAllreduce(Common, heading=JOBS, module="insight"):
         "clusterctl bench allreduce --backends mpi,nccl --max-size 1GB --ranks 8",
     )
     backends = words(
-        *("--backends", OPTIONS, "Backends (default: all that the nodes have)", "gloo,mpi,nccl"),
-        check=parse_backends,
+        "Backends (default: all that the nodes have)", "gloo,mpi,nccl", check=parse_backends
     )
-    max_size = number(
-        "--max-size", OPTIONS, "Largest message (default: 8MB)", "SIZE", check=parse_message_size
-    )
-    ranks = number("-n --ranks", OPTIONS, "Number of ranks (default: one per GPU or worker)")
+    max_size = number("Largest message (default: 8MB)", "SIZE", check=parse_message_size)
+    ranks = number("Number of ranks (default: one per GPU or worker)", flags="-n --ranks")
     repeats = REPEATS
     now = NOW
 
@@ -823,9 +772,7 @@ class BenchScaling(Started, heading=JOBS, module="insight"):
     settings_of = ("run",)
     examples = ("clusterctl bench scaling --ranks 1,2,4 multinode_ddp_mpi.py 3 3 --metrics",)
     counts = words(
-        *("-n --ranks", OPTIONS, "Numbers of ranks: 1,2,4", "N,N,..."),
-        check=parse_counts,
-        settable=False,
+        "Numbers of ranks: 1,2,4", "N,N,...", flags="-n --ranks", check=parse_counts, settable=False
     )
     repeats = REPEATS
     now = NOW
@@ -849,11 +796,9 @@ class Ssh(Common, heading=MACHINES, module="access"):
 
     ends_at_argument = True
     examples = ("clusterctl ssh", "clusterctl ssh worker-1 -- nvidia-smi")
-    node = text("", ARGUMENTS, "Node (default: the launcher)", "[NODE]")
-    command = texts("", ARGUMENTS, "Command to run instead of a shell", "[COMMAND...]")
+    node = text("Node (default: the launcher)", "[NODE]", flags="")
+    command = texts("Command to run instead of a shell", "[COMMAND...]", flags="")
     timeout = amount(
-        "--timeout",
-        OPTIONS,
         "With --json: stop the command after this time (default: 600)",
         "SECONDS",
         check=seconds,
@@ -878,21 +823,17 @@ class Cp(Common, heading=MACHINES, module="access"):
     """Copy a file or a folder to or from a node."""
 
     examples = ("clusterctl cp data.csv worker-1:", "clusterctl cp worker-1:out.txt .")
-    source = text("", ARGUMENTS, "Path here, or NODE:PATH", "SOURCE")
-    target = text("", ARGUMENTS, "NODE:PATH, or a path here", "TARGET")
-    timeout = amount(
-        "--timeout", OPTIONS, "Time limit (default: 3600)", "SECONDS", check=seconds, empty=3600.0
-    )
+    source = text("Path here, or NODE:PATH", "SOURCE", flags="")
+    target = text("NODE:PATH, or a path here", "TARGET", flags="")
+    timeout = amount("Time limit (default: 3600)", "SECONDS", check=seconds, empty=3600.0)
 
 
 class Forward(Common, heading=MACHINES, module="access"):
     """Make a port of a node, such as TensorBoard's or Jupyter's, reachable on this machine."""
 
     examples = ("clusterctl forward worker-1:6006", "clusterctl forward 8888 --port 9000")
-    target = text("", ARGUMENTS, "Node (default: the launcher) and port", "[NODE:]PORT")
-    port = number(
-        "--port", OPTIONS, "Port on this machine (default: the same)", check=integer(1, 65535)
-    )
+    target = text("Node (default: the launcher) and port", "[NODE:]PORT", flags="")
+    port = number("Port on this machine (default: the same)", check=integer(1, 65535))
 
 
 class SshConfig(Common, heading=MACHINES, module="access", name="ssh-config"):
@@ -902,14 +843,8 @@ class SshConfig(Common, heading=MACHINES, module="access", name="ssh-config"):
     """
 
     examples = ("clusterctl ssh-config", "ssh default-worker-1")
-    show = flag("--print", OPTIONS, "Print the line and change nothing", settable=False)
-    remove = flag(
-        "--remove",
-        OPTIONS,
-        "Remove the line again",
-        limits=kinds.exclude("print"),
-        settable=False,
-    )
+    show = flag("Print the line and change nothing", flags="--print", settable=False)
+    remove = flag("Remove the line again", limits=kinds.exclude("print"), settable=False)
     cluster = cluster_option(kinds.NEVER)
 
 
@@ -917,7 +852,7 @@ class Init(Common, heading=MACHINES, module="access"):
     """Write a commented clusterctl.toml for the project in this folder."""
 
     examples = ("clusterctl init", "clusterctl init --print")
-    only_print = flag("--print", OPTIONS, "Print it, and write no file", settable=False)
+    only_print = flag("Print it, and write no file", flags="--print", settable=False)
     cluster = cluster_option(kinds.NEVER)
 
 
@@ -929,7 +864,7 @@ class Check(Common, heading=MACHINES, module="access"):
 
     settings_of = ("up",)
     examples = ("clusterctl check", "clusterctl check --real")
-    real = flag("--real", OPTIONS, "Create a cluster on EC2, and remove it again")
+    real = flag("Create a cluster on EC2, and remove it again")
     REAL = Group(OPTIONS.heading, (kinds.limit_to("real"),))
     of_up: tuple[Option[Any], ...] = (
         *(Up.region.move(REAL), Up.ssh_cidr.move(REAL), Up.vpc.move(REAL)),
@@ -961,26 +896,20 @@ class DataGet(Common, heading=DATA, module="data"):
         "clusterctl data get cifar10 --no-push",
         "clusterctl data get s3://my-bucket/train --name images",
     )
-    names = texts("", ARGUMENTS, "mnist, cifar10, imagenette, or a URL", "NAME|URL...")
+    names = texts("mnist, cifar10, imagenette, or a URL", "NAME|URL...", flags="")
     name = text(
-        "--name",
-        OPTIONS,
         "Name of the folder on the workers",
         "NAME",
         limits=kinds.limit_to("url", "works only with a URL"),
     )
     sha256 = text(
-        "--sha256",
-        OPTIONS,
         "Checksum of the file",
         "HEX",
         limits=kinds.limit_to("url", "works only with a URL"),
         check=sha256_hex,
     )
-    mirror = text(
-        "--mirror", OPTIONS, "URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR"
-    )
-    no_push = flag("--no-push", OPTIONS, "Do not copy to the workers")
+    mirror = text("URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR")
+    no_push = flag("Do not copy to the workers")
     cluster = cluster_option(kinds.exclude("no-push"))
 
 
@@ -988,8 +917,8 @@ class DataPush(Common, heading=DATA, module="data"):
     """Copy data sets to $CLUSTERCTL_DATA on every worker."""
 
     examples = ("clusterctl data push mnist", "clusterctl data push ./images --name images")
-    names = texts("", ARGUMENTS, "Data set, or a folder", "NAME...")
-    name = maybe("--name", OPTIONS, "Name of the folder on the workers", "NAME")
+    names = texts("Data set, or a folder", "NAME...", flags="")
+    name = maybe("Name of the folder on the workers", "NAME")
 
 
 class DataList(Common, heading=DATA, module="data"):
@@ -1004,8 +933,8 @@ class DataIndex(Common, heading=DATA, module="data"):
 
     passes_options = True
     examples = ("clusterctl data index train val",)
-    words = texts("", ARGUMENTS, "Folders and options of the program", "TRAIN VALIDATION...")
-    json = flag("--json", GENERAL, limits=kinds.NEVER)
+    words = texts("Folders and options of the program", "TRAIN VALIDATION...", flags="")
+    json = flag(group=GENERAL, limits=kinds.NEVER)
     cluster = cluster_option(kinds.NEVER)
 
 
@@ -1013,9 +942,9 @@ class ImageBuild(Common, heading=DATA, module="data"):
     """Build a node image from its recipe, or your own Dockerfile, with this machine's Docker."""
 
     examples = ("clusterctl image build cpu", "clusterctl image build lab/Dockerfile")
-    name = text("", ARGUMENTS, _RECIPES, "NAME|FILE")
-    push = text("--push", OPTIONS, "Push the image there, as REPO/NAME", "REPO")
-    base = text("--base", OPTIONS, "Build on this Debian image", "IMAGE")
+    name = text(_RECIPES, "NAME|FILE", flags="")
+    push = text("Push the image there, as REPO/NAME", "REPO")
+    base = text("Build on this Debian image", "IMAGE")
     cluster = cluster_option(kinds.NEVER)
 
 
@@ -1028,14 +957,14 @@ class ImageAmi(Common, heading=DATA, module="data"):
 
     settings_of = ("up",)
     examples = ("clusterctl image ami nvidia", "clusterctl image ami nvidia --remove")
-    kind = maybe("", ARGUMENTS, "nvidia, cpu or amd", "[KIND]", check=partial(one_of, _WORKERS))
+    kind = maybe("nvidia, cpu or amd", "[KIND]", flags="", check=partial(one_of, _WORKERS))
     remove = flag(
-        *("--remove", OPTIONS, "Remove the images of that kind, with their snapshots"),
+        "Remove the images of that kind, with their snapshots",
         limits=kinds.limit_to("kind", "removes the images of a KIND", "name one"),
         settable=False,
     )
     everyones = flag(
-        *("--everyones", OPTIONS, "With --remove: also those that other users have made"),
+        "With --remove: also those that other users have made",
         limits=kinds.limit_to("remove", "works only with --remove", "add it"),
         settable=False,
     )

@@ -10,7 +10,6 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.options.kinds import (
-    Group,
     cluster_option,
     find_files,
     find_settings,
@@ -22,10 +21,9 @@ from clusterctl.options.kinds import (
 from tests.unit.calling import Call
 from tests.unit.tables import rows
 
-GROUP = Group("Options")
-FLAGS = [flag("--json", GROUP), flag("--dry-run", GROUP)]
-TEXTS = [text(f"--{name}", GROUP) for name in ("workers", "provider", "backend", "ranks")]
-LISTS = [texts("--env", GROUP, "", "NAME"), texts("--module", GROUP, "", "NAME")]
+FLAGS = [flag(flags="--json"), flag(flags="--dry-run")]
+TEXTS = [text(flags=f"--{name}") for name in ("workers", "provider", "backend", "ranks")]
+LISTS = [texts(flags=f"--{name}") for name in ("env", "module")]
 OPTIONS = {option.key: option for option in (*FLAGS, *TEXTS, *LISTS, cluster_option())}
 VERBS = {
     verb: {name: OPTIONS[name] for name in names.split()}
