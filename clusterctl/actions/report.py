@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clusterctl.actions import costs, jobs, metrics, verify
@@ -15,17 +15,15 @@ from clusterctl.core.model import Cluster, Reporter
 from clusterctl.core.text import count, format_seconds, format_time
 from clusterctl.errors import ClusterctlError, make_write_error
 from clusterctl.insight import cost as insight_cost
+from clusterctl.insight import report as insight_report
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.report import (
-    LAST_JOBS,
-    ReportData,
-    Table,
-    to_html,
-)
+from clusterctl.insight.report import Section
 from clusterctl.insight.scaling import Curve, Curves
 from clusterctl.state.files import replace_file
 from clusterctl.state.store import Store
 
+LAST_JOBS = 20
+"""Jobs in the table; the latest ones."""
 LAST_LINES, LAST_BYTES = 15, 16_000
 """Of each stream of a rank, at its end."""
 
@@ -38,10 +36,8 @@ def make(
     """The report as HTML. `wanted`: a number of a job, or the name of a cluster; None:
     the cluster `where`, or the only one."""
     if wanted is not None and wanted.isdigit():
-        source = _collect_job(store, jobs.find_job(store, int(wanted), where), redact, report)
-    else:
-        source = _collect_cluster(store, find_cluster(store, wanted or where), redact, report)
-    return to_html(source)
+        return _report_job(store, jobs.find_job(store, int(wanted), where), redact, report)
+    return _report_cluster(store, find_cluster(store, wanted or where), redact, report)
 
 
 def write(text: str, path: Path) -> None:
@@ -59,38 +55,38 @@ def find_cluster(store: Store, name: str | None) -> Cluster:
     return max(past, key=lambda item: item.created)
 
 
-def _collect_cluster(
-    store: Store, cluster: Cluster, redact: Redact, report: Reporter
-) -> ReportData:
+def _report_cluster(store: Store, cluster: Cluster, redact: Redact, report: Reporter) -> str:
     own = jobs.choose_own(_list_jobs(store, cluster, report))
     mine = [job for job in own if job.cluster_id == cluster.id]
     now = time.time()
-    facts = [
-        ("cluster", cluster.name),
-        ("id", cluster.id),
-        ("provider", _join(cluster.spec.provider, cluster.mode)),
-        ("state", cluster.phase.value),
-        ("created", format_time(cluster.created)),
-        ("nodes", str(len(cluster.nodes))),
-        ("jobs", str(len(mine))),
-        ("report of", format_time(now)),
+    facts = {
+        "cluster": cluster.name,
+        "id": cluster.id,
+        "provider": _join(cluster.spec.provider, cluster.mode),
+        "state": cluster.phase.value,
+        "created": format_time(cluster.created),
+        "deadline": format_time(cluster.deadline) if cluster.deadline else "",
+        "nodes": len(cluster.nodes),
+        "jobs": len(mine),
+        "report of": format_time(now),
+    }
+    points = {job.id: found for job in mine if (found := _find_points(store, job, report))}
+    allreduce = verify.recall(store, cluster, "bench allreduce", Curves)
+    scaling = verify.recall(store, cluster, "bench scaling", Curve)
+    sections = [
+        _tabulate_facts(facts),
+        _tabulate_nodes(cluster),
+        _tabulate_jobs(store, mine[-LAST_JOBS:], redact),
+        insight_report.describe_metrics(points),
+        _tabulate_cost(cluster, now),
+        *_list_measured(store, cluster),
+        *([insight_report.describe_allreduce(allreduce)] if allreduce else []),
+        *([insight_report.describe_scaling(scaling)] if scaling else []),
     ]
-    if cluster.deadline:
-        facts.insert(5, ("deadline", format_time(cluster.deadline)))
-    return ReportData(
-        title=f"Cluster {cluster.name}",
-        facts=Table(("", ""), tuple(facts)),
-        nodes=_tabulate_nodes(cluster),
-        job_table=_tabulate_jobs(store, mine[-LAST_JOBS:], redact),
-        points={job.id: found for job in mine if (found := _find_points(store, job, report))},
-        cost=_tabulate_cost(cluster, now),
-        allreduce=verify.recall(store, cluster, "bench allreduce", Curves),
-        scaling=verify.recall(store, cluster, "bench scaling", Curve),
-        measured=verify.load_last(store, cluster),
-    )
+    return insight_report.to_html(f"Cluster {cluster.name}", sections)
 
 
-def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> ReportData:
+def _report_job(store: Store, job: Job, redact: Redact, report: Reporter) -> str:
     known = {item.id: item for item in (*store.list_past(), *store.list_clusters())}
     cluster = known.get(job.cluster_id)
     if cluster:
@@ -99,30 +95,45 @@ def _collect_job(store: Store, job: Job, redact: Redact, report: Reporter) -> Re
     found = store.read_provenance(job.id)
     dollars = costs.sum_by_job(store, [job]).get(job.id)
     why = job.reason or (job.failure.text if job.failure else "")
-    facts = [
-        ("job", str(job.id)),
-        ("program", _render_command(job, redact)),
-        ("state", ": ".join(filter(None, (job.state.value, why)))),
-        ("cluster", job.cluster),
-        ("ranks", f"{job.ranks} on {count(len(job.placement), 'node')}"),
-        ("started", format_time(job.started) if job.started else "-"),
-        ("took", _format_duration(job)),
-        *([("cost", f"${dollars:.4f}")] if dollars is not None else []),
-        *_list_origin(found, redact),
+    code = job.program_exit_code
+    changed = f", with {found.patch_bytes} bytes of changes" if found.patch_bytes else ""
+    facts = {
+        "job": job.id,
+        "program": _render_command(job, redact),
+        "state": ": ".join(filter(None, (job.state.value, why))),
+        "exit code": "" if code is None else str(code),
+        "cluster": job.cluster,
+        "ranks": f"{job.ranks} on {count(len(job.placement), 'node')}",
+        "started": format_time(job.started) if job.started else "-",
+        "took": _format_duration(job),
+        "cost": "" if dollars is None else f"${dollars:.4f}",
+        "commit": found.commit and f"{found.commit[:12]} ({found.branch}){changed}",
+        "image": _join(*found.images.values()),
+        "packages": ", ".join(found.requirements),
+        "typed": found.typed and shlex.join(("clusterctl", *found.typed)),
+        "command": redact(shlex.join(found.command)),
+    }
+    points = _find_points(store, job, report)
+    sections = [
+        _tabulate_facts(facts),
+        _tabulate_machines(found),
+        insight_report.describe_metrics({job.id: points} if points else {}),
+        _tabulate_last_lines(store, job, redact),
+        *(_list_measured(store, cluster) if cluster else []),
     ]
-    if job.program_exit_code is not None:
-        facts.insert(3, ("exit code", str(job.program_exit_code)))
-    return ReportData(
-        title=f"Job {job.id}: {job.spec.program.target}",
-        facts=Table(("", ""), tuple(facts)),
-        nodes=_tabulate_machines(found),
-        points={job.id: points} if (points := _find_points(store, job, report)) else {},
-        last_lines=_tabulate_last_lines(store, job, redact),
-        measured=verify.load_last(store, cluster) if cluster else None,
-    )
+    return insight_report.to_html(f"Job {job.id}: {job.spec.program.target}", sections)
 
 
-def _tabulate_last_lines(store: Store, job: Job, redact: Redact) -> Table | None:
+def _list_measured(store: Store, cluster: Cluster) -> list[Section]:
+    found = verify.load_last(store, cluster)
+    return [insight_report.describe_measurements(found)] if found else []
+
+
+def _tabulate_facts(facts: Mapping[str, object]) -> Section:
+    return Section("Overview", ("", ""), [row for row in facts.items() if row[1] not in ("", ())])
+
+
+def _tabulate_last_lines(store: Store, job: Job, redact: Redact) -> Section:
     """Of the rank that failed first, else of the first; what is on this machine."""
     rank = job.failure.rank if job.failure else min(job.processes, default=0)
     rows = []
@@ -131,8 +142,8 @@ def _tabulate_last_lines(store: Store, job: Job, redact: Redact) -> Table | None
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - LAST_BYTES))
                 lines = file.read().decode(errors="replace").splitlines()
-            rows += [(str(rank), f"std{stream}", redact(line)) for line in lines[-LAST_LINES:]]
-    return Table(("rank", "stream", "line"), tuple(rows)) if rows else None
+            rows += [(rank, f"std{stream}", redact(line)) for line in lines[-LAST_LINES:]]
+    return Section("Last output", ("rank", "stream", "line"), rows)
 
 
 def _list_jobs(store: Store, cluster: Cluster, report: Reporter) -> Sequence[Job]:
@@ -167,87 +178,62 @@ def _format_duration(job: Job) -> str:
     return format_seconds(end - job.started) if end else "-"
 
 
-def _list_origin(found: Provenance, redact: Redact) -> list[tuple[str, str]]:
-    facts = []
-    if found.commit:
-        changed = f", with {found.patch_bytes} bytes of changes" if found.patch_bytes else ""
-        facts.append(("commit", f"{found.commit[:12]} ({found.branch}){changed}"))
-    if found.images:
-        facts.append(("image", _join(*found.images.values())))
-    if found.requirements:
-        facts.append(("packages", ", ".join(found.requirements)))
-    if found.typed:
-        facts.append(("typed", shlex.join(("clusterctl", *found.typed))))
-    if found.command:
-        facts.append(("command", redact(shlex.join(found.command))))
-    return facts
-
-
-def _tabulate_machines(found: Provenance) -> Table | None:
-    rows = tuple(
+def _tabulate_machines(found: Provenance) -> Section:
+    rows = [
         (
             machine.name,
             machine.instance_type or machine.arch or "-",
-            str(machine.cores or "-"),
+            machine.cores or "-",
             _join(*machine.gpus) or "-",
-            str(machine.ranks),
+            machine.ranks,
             machine.python or "-",
             ", ".join(f"{name} {version}" for name, version in machine.packages.items()) or "-",
         )
         for machine in found.machines
-    )
+    ]
     head = ("node", "type", "cores", "GPUs", "ranks", "Python", "packages")
-    return Table(head, rows, frozenset({2, 4})) if rows else None
+    return Section("Nodes", head, rows, {2, 4})
 
 
-def _tabulate_nodes(cluster: Cluster) -> Table:
-    rows = tuple(
+def _tabulate_nodes(cluster: Cluster) -> Section:
+    rows = [
         (
-            node.name,
-            node.role.value,
-            node.instance_type or node.facts.arch or "-",
-            node.private_address or node.address,
-            str(node.facts.cores),
+            *(node.name, node.role.value, node.instance_type or node.facts.arch or "-"),
+            *(node.private_address or node.address, node.facts.cores),
             _join(*node.facts.gpus) or "-",
         )
         for node in cluster.nodes
-    )
-    return Table(("node", "role", "type", "address", "cores", "GPUs"), rows, frozenset({4}))
+    ]
+    return Section("Nodes", ("node", "role", "type", "address", "cores", "GPUs"), rows, {4})
 
 
-def _tabulate_jobs(store: Store, mine: Sequence[Job], redact: Redact) -> Table | None:
+def _tabulate_jobs(store: Store, mine: Sequence[Job], redact: Redact) -> Section:
     dollars = costs.sum_by_job(store, mine)
-    rows = tuple(
+    rows = [
         (
-            str(job.id),
-            job.state.value,
-            str(job.ranks),
+            *(job.id, job.state.value, job.ranks),
             format_time(job.started) if job.started else "-",
             _format_duration(job),
             f"{dollars[job.id]:.4f}" if job.id in dollars else "-",
             _render_command(job, redact),
         )
         for job in mine
-    )
+    ]
     head = ("job", "state", "ranks", "started", "took", "$", "program")
-    return Table(head, rows, frozenset({0, 2, 4, 5})) if rows else None
+    return Section("Jobs", head, rows, {0, 2, 4, 5})
 
 
-def _tabulate_cost(cluster: Cluster, now: float) -> Table | None:
-    if not cluster.charges:
-        return None
-    lines = insight_cost.make_receipt(cluster.charges, now)
+def _tabulate_cost(cluster: Cluster, now: float) -> Section:
     rows = [
         (
             f"{line.count} × {line.item} ({line.part})",
             f"{line.hours:.2f}",
-            "unknown" if line.hourly is None else f"{line.hourly:.4f}",
-            "unknown" if line.dollars is None else f"{line.dollars:.4f}",
+            *("unknown" if it is None else f"{it:.4f}" for it in (line.hourly, line.dollars)),
         )
-        for line in lines
+        for line in insight_cost.make_receipt(cluster.charges, now)
     ]
-    total = insight_cost.render_cost(
-        insight_cost.sum_dollars(cluster.charges, now), insight_cost.is_exact(cluster.charges), 4
-    )
-    rows.append(("in all", "", "", total))
-    return Table(("item", "hours", "$ per hour", "$"), tuple(rows), frozenset({1, 2, 3}))
+    if rows:
+        spent = insight_cost.sum_dollars(cluster.charges, now)
+        total = insight_cost.render_cost(spent, insight_cost.is_exact(cluster.charges), 4)
+        rows.append(("in all", "", "", total))
+    return Section("Cost", ("item", "hours", "$ per hour", "$"), rows, {1, 2, 3})

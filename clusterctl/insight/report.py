@@ -1,4 +1,4 @@
-"""A report of a cluster or a job as a value, and as HTML. Pure: what it says comes from records."""
+"""A report of a cluster or a job as sections, and as HTML. Pure: it comes from records."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import io
 import itertools
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from clusterctl.core import assets
 from clusterctl.core.text import count, format_bytes, format_time
@@ -19,8 +19,6 @@ from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import SPLIT, Curve, Curves, Figure
 from clusterctl.insight.verify import Measurements, format_rate
 
-LAST_JOBS = 20
-"""Jobs in the table; the latest ones."""
 MOST_PLOTS = 12
 """Plots of metrics: each takes a tenth of a second and 30 kB. Losses and accuracies come first."""
 LAST_CURVES = 6
@@ -32,60 +30,21 @@ Lines = Mapping[str, Sequence[tuple[float, float | Figure]]]
 """Points by the name of a line."""
 
 
-class Table(Struct, frozen=True):
-    """`head` and rows of text; numbers are right-aligned in the columns of `right`."""
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int] = frozenset()
-
-
 class Section(Struct, frozen=True):
-    """A heading with what is below it."""
+    """A heading with what is below it. Numbers are right-aligned in the columns of `right`."""
 
     title: str
-    table: Table | None = None
-    plots: tuple[Plot, ...] = ()
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[object]] = ()
+    right: Collection[int] = ()
+    plots: Sequence[Plot] = ()
     text: str = ""
 
 
-class ReportData(Struct, frozen=True, kw_only=True):
-    """What a report is made from. Money is None where there is none."""
-
-    title: str
-    facts: Table
-    nodes: Table | None = None
-    job_table: Table | None = None
-    points: Mapping[int, Sequence[MetricPoint]] = field(default_factory=dict)
-    last_lines: Table | None = None
-    """What ranks have written last."""
-    cost: Table | None = None
-    measured: Measurements | None = None
-    """By `verify`."""
-    allreduce: Curves | None = None
-    scaling: Curve | None = None
-
-
-def to_html(source: ReportData) -> str:
-    """One page without scripts that loads nothing."""
-    found = make_sections(source)
-    return assets.render("insight/report.html.j2", title=source.title, sections=found)
-
-
-def make_sections(source: ReportData) -> list[Section]:
-    """All that there is something to say about."""
-    sections = (
-        Section("Overview", source.facts),
-        Section("Nodes", source.nodes),
-        Section("Jobs", source.job_table),
-        _describe_metrics(source.points),
-        Section("Last output", source.last_lines),
-        Section("Cost", source.cost),
-        _describe_measurements(source.measured) if source.measured else None,
-        _describe_allreduce(source.allreduce) if source.allreduce else None,
-        _describe_scaling(source.scaling) if source.scaling else None,
-    )
-    return [section for section in sections if section and (section.table or section.plots)]
+def to_html(title: str, sections: Iterable[Section]) -> str:
+    """One page without scripts that loads nothing, of sections that have something to say."""
+    shown = [section for section in sections if section.rows or section.plots]
+    return assets.render("insight/report.html.j2", title=title, sections=shown)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -101,75 +60,51 @@ def _make_label(name: str) -> str:
     return name.replace("_per_", "/").replace("_", " ")
 
 
-def _name_group(name: str) -> str:
-    return next((word for word in _MIXED if name == word or name.endswith(f"_{word}")), name)
-
-
-def _describe_metrics(points: Mapping[int, Sequence[MetricPoint]]) -> Section:
-    """First and last of each, the smallest and the largest; and the curves."""
-    rows = []
-    for number, mine in sorted(points.items())[-LAST_CURVES:]:
-        for name in [name for name in metrics.list_columns(mine) if name not in _NO_CURVE]:
-            for rank, series in metrics.find_series(mine, name).items():
-                values = [value for _, value in series]
-                chosen = (values[0], values[-1], min(values), max(values))
-                texts = map(metrics.render_metrics, chosen)
-                rows.append((str(number), _make_label(name), str(rank), str(len(values)), *texts))
-    head = ("job", "metric", "rank", "points", "first", "last", "smallest", "largest")
-    table = Table(head, tuple(rows), frozenset({0, *range(2, len(head))})) if rows else None
-    groups, units = _collect_lines(points)
-    shown = dict(itertools.islice(groups.items(), MOST_PLOTS))
-    more = f"Curves of {len(shown)} of {len(groups)} metrics; the table has all of them."
-    text = more * (len(groups) > len(shown))
-    return Section("Metrics", table, tuple(_draw_groups(shown, units)), text)
-
-
-def _collect_lines(
-    points: Mapping[int, Sequence[MetricPoint]],
-) -> tuple[dict[str, dict[str, list[tuple[float, float]]]], set[str]]:
-    """The lines of each plot that has a curve, the most wanted first, and the units of their x."""
-    groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
+def describe_metrics(points: Mapping[int, Sequence[MetricPoint]]) -> Section:
+    """First and last of each, the smallest and the largest; and curves, the most wanted first. One
+    plot has the lines of all jobs and ranks, with what may share it."""
+    rows: list[tuple[object, ...]] = []
+    groups: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
     units = set()
     for number, mine in sorted(points.items())[-LAST_CURVES:]:
         units.add("step" if any("step" in point.values for point in mine) else "epoch")
         for name in [name for name in metrics.list_columns(mine) if name not in _NO_CURVE]:
-            group = _name_group(name)
-            what = f": {_make_label(name)}" if group in _MIXED else ""
+            label = _make_label(name)
+            group = next((w for w in _MIXED if name == w or name.endswith(f"_{w}")), name)
+            what = f": {label}" if group in _MIXED else ""
             ranks = metrics.find_series(mine, name)
             for rank, series in ranks.items():
+                values = [value for _, value in series]
+                chosen = (values[0], values[-1], min(values), max(values))
+                texts = map(metrics.render_metrics, chosen)
+                rows.append((number, label, rank, len(values), *texts))
                 rest = f", rank {rank}" if len(ranks) > 1 else ""
                 groups.setdefault(group, {})[f"job {number}{what}{rest}"] = series
-    curved = {
-        group: lines
-        for group, lines in groups.items()
-        if any(len(series) > 1 for series in lines.values())
-    }
-    return dict(sorted(curved.items(), key=lambda item: item[0] not in _MIXED)), units
-
-
-def _draw_groups(
-    groups: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], units: set[str]
-) -> list[Plot]:
-    found = []
-    for group, lines in groups.items():
+    curved = [item for item in groups.items() if any(len(line) > 1 for line in item[1].values())]
+    curved.sort(key=lambda item: item[0] not in _MIXED)
+    plots = []
+    for group, lines in curved[:MOST_PLOTS]:
         low = min(y for series in lines.values() for _, y in series)
         zero, axis = group not in _MIXED and low >= 0, " or ".join(sorted(units))
         drawn = draw_curves(lines, x=axis, y=_make_label(group), from_zero=zero)
-        found.append((_make_label(group).capitalize(), drawn))
-    return found
+        plots.append((_make_label(group).capitalize(), drawn))
+    more = f"Curves of {len(plots)} of {len(curved)} metrics; the table has all of them."
+    head = ("job", "metric", "rank", "points", "first", "last", "smallest", "largest")
+    text = more * (len(curved) > len(plots))
+    return Section("Metrics", head, rows, {0, *range(2, len(head))}, plots, text)
 
 
 # -------------------------------------------------------------------------------------------------
 # What `verify` and `bench` have measured.
 
 
-def _describe_measurements(found: Measurements) -> Section:
-    rows = tuple((v.state, v.subject, v.what, v.text) for v in found.verdicts)
+def describe_measurements(found: Measurements) -> Section:
+    rows = [(v.state, v.subject, v.what, v.text) for v in found.verdicts]
     text = f"Measured by clusterctl verify on {format_time(found.time)}."
-    return Section("Measurements", Table(("state", "of", "what", "result"), rows), (), text)
+    return Section("Measurements", ("state", "of", "what", "result"), rows, text=text)
 
 
-def _describe_allreduce(found: Curves) -> Section:
+def describe_allreduce(found: Curves) -> Section:
     """Table, and curves against the slowest link."""
     head, *rows = scaling.tabulate_allreduce(found)
     limit = f" Limit: {format_rate(found.limit.rate)} ({found.limit.of})."
@@ -178,11 +113,6 @@ def _describe_allreduce(found: Curves) -> Section:
         f" {count(found.rows[0].ranks, 'rank')}: median of {count(found.repeats, 'repeat')}, with"
         f" the smallest and the largest.{limit if found.limit.rate else ''}"
     )
-    table = Table(head, tuple(rows), frozenset(range(1, len(head))))
-    return Section("All-reduce", table, _plot_allreduce(found), text)
-
-
-def _plot_allreduce(found: Curves) -> tuple[Plot, ...]:
     bandwidth: dict[str, list[tuple[float, float | Figure]]] = {}
     latency: dict[str, list[tuple[float, float | Figure]]] = {}
     for row in found.rows:
@@ -191,52 +121,40 @@ def _plot_allreduce(found: Curves) -> tuple[Plot, ...]:
     if found.limit.rate:
         sizes = sorted({row.size for row in found.rows})
         bandwidth["limit"] = [(size, found.limit.rate / 1e9) for size in sizes]
-    dashed = ("limit",)
-    return (
-        (
-            "All-reduce: bus bandwidth",
-            draw_curves(bandwidth, x="bytes", y="GB/s", log=True, dashed=dashed),
-        ),
+    drawn = draw_curves(bandwidth, x="bytes", y="GB/s", log=True, dashed="limit")
+    plots = (
+        ("All-reduce: bus bandwidth", drawn),
         ("All-reduce: time", draw_curves(latency, x="bytes", y="µs", log=True)),
     )
+    return Section("All-reduce", head, rows, range(1, len(head)), plots, text)
 
 
-def _describe_scaling(found: Curve) -> Section:
+def describe_scaling(found: Curve) -> Section:
     """Table, and curves of time and efficiency."""
     head, *rows = scaling.tabulate_scaling(found)
     text = (
         f"{found.program}, measured by clusterctl bench scaling on {format_time(found.time)}."
         f" Fastest: {count(found.fastest, 'rank')}."
     )
-    table = Table(head, tuple(rows), frozenset(range(len(head))))
-    return Section("Scaling", table, _plot_scaling(found), text)
-
-
-def _plot_scaling(found: Curve) -> tuple[Plot, ...]:
-    if len(found.steps) < 2:
-        return ()
-    unit = f"seconds per {found.unit}"
-    times: Lines = {
-        "measured": [(step.ranks, step.seconds) for step in found.steps],
-    }
+    steps, unit = found.steps, f"seconds per {found.unit}"
+    times: Lines = {"measured": [(step.ranks, step.seconds) for step in steps]}
     share: Lines = {
-        "measured": [(step.ranks, 100 * step.efficiency) for step in found.steps],
-        "ideal": [(step.ranks, 100.0) for step in found.steps],
+        "measured": [(step.ranks, 100 * step.efficiency) for step in steps],
+        "ideal": [(step.ranks, 100.0) for step in steps],
     }
     parts: Lines = {
-        name.removesuffix("_seconds"): [(s.ranks, s.split[number]) for s in found.steps if s.split]
+        name.removesuffix("_seconds"): [(s.ranks, s.split[number]) for s in steps if s.split]
         for number, name in enumerate(SPLIT)
     }
-    plots = {
-        "Time by number of ranks": (times, unit),
-        "Efficiency": (share, "% of ideal"),
-        **({"Where the time goes": (parts, unit)} if all(s.split for s in found.steps) else {}),
-    }
-    dashed = ("ideal",)
-    return tuple(
-        (title, draw_curves(lines, x="ranks", y=y, from_zero=True, dashed=dashed))
+    plots = {"Time by number of ranks": (times, unit), "Efficiency": (share, "% of ideal")}
+    if all(step.split for step in steps):
+        plots["Where the time goes"] = parts, unit
+    drawn = [
+        (title, draw_curves(lines, x="ranks", y=y, from_zero=True, dashed="ideal"))
         for title, (lines, y) in plots.items()
-    )
+        if len(steps) > 1
+    ]
+    return Section("Scaling", head, rows, range(len(head)), drawn, text)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -259,22 +177,6 @@ _VARIABLES = {
     **{colour: f"var(--c{number})" for number, colour in enumerate(SERIES)},
 }
 _numbers = itertools.count()
-
-
-def _make_figure() -> tuple[Any, Any]:
-    import matplotlib
-    from matplotlib import figure as matplotlib_figure
-
-    matplotlib.rcParams.update(
-        {"svg.fonttype": "path", "svg.hashsalt": "clusterctl", "text.parse_math": False}
-    )
-    figure = matplotlib_figure.Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, which="both", labelsize=9)
-    axes.set_axisbelow(True)
-    return figure, axes
 
 
 def _render_svg(figure: Any, label: str) -> str:
@@ -302,20 +204,31 @@ def draw_curves(
     y: str,
     log: bool = False,
     from_zero: bool = False,
-    dashed: Collection[str] = (),
+    dashed: str = "",
 ) -> str:
     """One line for each name that has points, which are shown where there are few; at most
-    MOST_LINES of them. `log`: by sizes of messages, on both axes. `dashed`: lines that are not
-    measured, as limits."""
-    figure, axes = _make_figure()
+    MOST_LINES of them. `log`: by sizes of messages, on both axes. `dashed`: a line that is not
+    measured, as a limit."""
+    import matplotlib
+    from matplotlib import figure as matplotlib_figure
+
+    matplotlib.rcParams.update(
+        {"svg.fonttype": "path", "svg.hashsalt": "clusterctl", "text.parse_math": False}
+    )
+    figure: Any = matplotlib_figure.Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes: Any = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, which="both", labelsize=9)
+    axes.set_axisbelow(True)
     shown = dict(itertools.islice(((n, p) for n, p in lines.items() if p), MOST_LINES))
     for (name, points), colour in zip(shown.items(), SERIES, strict=False):
         step = max(1, len(points) // MOST_POINTS)
         chosen = [*points[::step], points[-1]] if step > 1 else points
         xs = [at for at, _ in chosen]
         ys = [value if isinstance(value, Figure) else Figure.of(value) for _, value in chosen]
-        few = len(chosen) <= 30 and name not in dashed
-        style = "--" if name in dashed else "-"
+        few = len(chosen) <= 30 and name != dashed
+        style = "--" if name == dashed else "-"
         look: Any = {"color": colour, "linestyle": style, "linewidth": 1.6}
         middle = [value.value for value in ys]
         axes.plot(xs, middle, label=name, marker="o" if few else None, markersize=4, **look)

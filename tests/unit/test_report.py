@@ -19,7 +19,7 @@ from clusterctl.core.model import Charge, Cluster
 from clusterctl.insight import report as insight_report
 from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
-from clusterctl.insight.report import MOST_PLOTS, ReportData, Table, make_sections
+from clusterctl.insight.report import MOST_PLOTS, describe_metrics
 from clusterctl.insight.scaling import Curve, Curves, HardwareLimit
 from clusterctl.insight.verify import Measurements, Verdict
 from tests.conftest import Need
@@ -169,10 +169,8 @@ def test_of_many_metrics_the_first_are_drawn_and_all_are_in_the_table() -> None:
     points = [
         MetricPoint(0, {"epoch": e, **dict.fromkeys(names, 1.0 + e), "loss": 1.0}) for e in range(3)
     ]
-    page = ReportData(title="x", facts=Table(("",), ()), points={7: points})
-    [section] = [part for part in make_sections(page) if part.title == "Metrics"]
-    assert section.table
-    assert len(section.table.rows) == 501
+    section = describe_metrics({7: points})
+    assert len(section.rows) == 501
     titles = [title for title, _ in section.plots]
     assert titles == ["Loss", *(f"Layer{number}" for number in range(MOST_PLOTS - 1))]
     assert section.text == f"Curves of {MOST_PLOTS} of 501 metrics; the table has all of them."
