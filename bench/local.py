@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -32,9 +31,7 @@ from typing import Any
 
 from clusterctl.actions import common, run
 from clusterctl.actions.run import follow_to_end
-from clusterctl.core import assets
 from clusterctl.core.job import JobSpec
-from clusterctl.insight.metrics import list_marks
 from clusterctl.options.verbs import Run
 from clusterctl.state.home import find_home
 from clusterctl.state.store import Store
@@ -101,8 +98,9 @@ def main() -> int:
         shutil.copy(HERE / "steady.py", "steady.py")
         start, rows = start_up()
         try:
-            rows += [watch_output(), *eight_nodes(start), *trees_and_data(), many_nodes()]
             rows += two_nodes(start)
+            quiet([*CTL, "down", "--force", "--quiet"])
+            rows += [*eight_nodes(start), *trees_and_data(), many_nodes()]
         finally:
             subprocess.run([*CTL, "down", "--force", "--quiet"], check=True)
     report = {
@@ -141,28 +139,6 @@ def in_starts(what: str, seconds: float, start: float, limit: float, beside: str
     """A time in the machine's own measure, so that the limit holds on another machine, too."""
     against = f"{seconds * 1000:.0f} ms ÷ start of a bare Typer app{beside}"
     return Row(what, seconds / start, "x", limit, against)
-
-
-def watch_output() -> Row:
-    """The part of a core that a node spends on the curves of eight ranks while `top` watches."""
-    folder = Path("jobs", "1", "out")
-    folder.mkdir(parents=True)
-    text = "".join(f"iter {n}: loss 2.3456, time 12.34ms, mfu 1.20%\n" for n in range(9999))
-    for rank in range(8):
-        (folder / f"rank-{rank}.out").write_text(text)
-    given = {"id": 1, "node": "n", "root": ".", "tag": "bench/1;", "device": "lo"}
-    marks = b"|".join(list_marks()).decode()
-    whole = assets.render("insight/tick.sh.j2", **given, marks=marks)
-    script = f"folder={folder.parent}\n{whole[whole.index('set -- ') :]}".encode()
-    used = []
-    for _ in range(21):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(["/bin/sh", "-s"], input=script, stdout=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    seconds = statistics.median(used)
-    against = f"{seconds * 1000:.1f} ms in 2 s, 256 KiB of output"
-    return Row("curves of 8 ranks in top, of a core", seconds / 2 * 100, "%", 0.5, against)
 
 
 def eight_nodes(start: float) -> list[Row]:
