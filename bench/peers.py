@@ -62,7 +62,7 @@ LIMIT = 600.0
 """Seconds that one command may take."""
 BIG, SMALL = (10, 10_000_000), (1_000, 10_000)
 """Files of the two trees that are copied, and bytes of each."""
-UPLINK = "200mbit"
+UPLINKS = {"200 Mbit/s": "200mbit", "1 Gbit/s": "1gbit"}
 SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 """Bytes of the all-reduces."""
 OSU_PROGRAM = "c/mpi/collective/blocking/osu_allreduce"
@@ -314,14 +314,14 @@ def copies(peers: Path, rounds: int) -> list[Comparison]:
             )
         )[0]["dev"]
         found = []
-        for what, (count, size), shaped in (
-            ("100 MB in 10 files", BIG, False),
-            ("1,000 files of 10 kB", SMALL, False),
-            (f"100 MB over an uplink of {UPLINK.replace('mbit', ' Mbit/s')}", BIG, True),
+        for what, (count, size), rate in (
+            ("100 MB in 10 files", BIG, ""),
+            ("1,000 files of 10 kB", SMALL, ""),
+            *((f"100 MB over an uplink of {name}", BIG, rate) for name, rate in UPLINKS.items()),
         ):
             first: dict[str, list[float]] = {}
             again: dict[str, list[float]] = {}
-            with slow_uplink(device) if shaped else contextlib.nullcontext():
+            with slow_uplink(device, rate) if rate else contextlib.nullcontext():
                 for _ in range(rounds):
                     for name in (OURS, "scp", "rsync", "clush"):
                         tree = Path(f"set-{name}")
@@ -334,9 +334,9 @@ def copies(peers: Path, rounds: int) -> list[Comparison]:
                             taken.setdefault(name, []).append(time.monotonic() - began)
                             (tree / "0.bin").write_bytes(os.urandom(size))
                         quiet([*CTL, "ssh", "worker-1", "--", "true"])
-            best = 1 / 4 if shaped else 1.1
+            best = 1 / 4 if rate else 1.1
             found.append(Comparison("copies", what, first, {BEST: best}, "to 8 nodes"))
-            if not shaped:
+            if not rate:
                 limits = {"rsync": 0.3}
                 found.append(
                     Comparison("copies", f"{what}, one changed", again, limits, "to 8 nodes")
@@ -607,10 +607,10 @@ def make_tree(folder: Path, count: int, size: int) -> None:
 
 
 @contextlib.contextmanager
-def slow_uplink(device: str) -> Iterator[None]:
+def slow_uplink(device: str, rate: str) -> Iterator[None]:
     """This machine's network to the nodes; theirs among each other stays as it is."""
     shape = ["tc", "qdisc", "replace", "dev", device, "root", "tbf"]
-    quiet([*shape, "rate", UPLINK, "burst", "1mb", "latency", "50ms"])
+    quiet([*shape, "rate", rate, "burst", "1mb", "latency", "50ms"])
     try:
         yield
     finally:
