@@ -31,7 +31,7 @@ from clusterctl.core.job import (
     Program,
     ProgramKind,
 )
-from clusterctl.core.model import Cluster, Consent, Node, NodeResult, Reporter, make_error
+from clusterctl.core.model import Cluster, Consent, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import (
@@ -337,7 +337,7 @@ def _find_packages(
     any. Raises UsageError, too, for a program that is neither here nor such a command."""
     word = resolved.program.target
     wanted = project_packages.find_package_files(resolved, given, python)
-    projects = _find_projects(resolved, (), given)
+    projects = own_project.find_own_project(resolved.program, resolved.tree, (), given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
     if installed and (
         wanted is None
@@ -345,12 +345,6 @@ def _find_packages(
     ):
         raise programs.make_missing_error(word)
     return wanted, projects, word if installed else ""
-
-
-def _find_projects(
-    resolved: Resolved, folders: Sequence[str], given: str
-) -> list[own_project.Project]:
-    return own_project.find_own_project(resolved.program, resolved.tree, folders, given)
 
 
 def prepare(
@@ -372,13 +366,14 @@ def prepare(
             f"--in-place works only with a batch script, which {resolved.program.target} is not",
             hint="leave it out: ranks run in a copy of the tree",
         )
+    program, tree = resolved.program, resolved.tree
     packages, wanted, command, unread, builds = None, None, "", "", False
     own = project_packages.find_setup(resolved)
     if own and (not spec.setup or "setup" in resolved.settings):
         spec = replace(spec, setup=own)  # settings are for all programs
     chosen_python = project_packages.choose_packages(cluster, spec.python)
     if not (spec.venv or spec.modules or spec.container):
-        if folder := own_project.find_folder(resolved.program, resolved.tree.root):
+        if folder := own_project.find_folder(program, tree.root):
             step(f"finding what the project in {folder.name} has, by its build where that says it")
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
         builds = project_packages.find_script(resolved) is not None
@@ -386,15 +381,15 @@ def prepare(
         nodes = chosen_python.workers or (chosen_python.launcher,)
         able = [node for node in nodes if node.facts.python] or nodes
         # A script of the project may do without the Python that some node lacks.
-        given = spec.python or requirements or resolved.program.needs_python
+        given = spec.python or requirements or program.needs_python
         if wanted and (given or all(node.facts.python for node in nodes)):
             step(f"resolving the packages of {wanted.source} (uv may build some for that)")
             packages, folders = project_packages.resolve_packages(
-                wanted, resolved.tree, able, in_any_case=bool(spec.python or command)
+                wanted, tree, able, in_any_case=bool(spec.python or command)
             )
-            projects = _find_projects(resolved, folders, requirements)
+            projects = own_project.find_own_project(program, tree, folders, requirements)
         if spec.setup:
-            packages = project_packages.add_setup(packages, spec.setup, spec.env, resolved.tree)
+            packages = project_packages.add_setup(packages, spec.setup, spec.env, tree)
     elif spec.python or spec.setup or resolved.parts or requirements not in ("", NONE):
         named = ("--python" if spec.python else "", "--setup" if spec.setup else "")
         given = next(filter(None, (*named, *resolved.parts, "--requirements")))
@@ -403,53 +398,51 @@ def prepare(
             hint="leave one of the two out",
         )
     else:
-        projects = _find_projects(resolved, (), requirements)
+        projects = own_project.find_own_project(program, tree, (), requirements)
     uses_mpi = programs.may_use_mpi(resolved, spec.backend)
     spec = replace(spec, import_paths=_list_paths(projects), uses_mpi=uses_mpi)
     if packages:
         spec = replace(spec, packages=packages.digest)
-    asked = resolved.asked
+    asked, system = resolved.asked, load_system(cluster.system)
     if asked.launcher:
-        launchers = load_system(cluster.system).launchers
         usual = spec.launcher == "auto"
-        asked = asked.limit_to(launchers[0] if usual else spec.launcher, launchers)
+        first = system.launchers[0] if usual else spec.launcher
+        asked = asked.limit_to(first, system.launchers)
         spec, asked = project_words.fill(asked, spec, resolved.settings, cluster)
     job, plan = plan_job(cluster, spec, number=number)
-    _check_image(job.spec, resolved.tree)
-    said = (*resolved.notes, *([asked.note] if asked.launcher else []))
-    plan = replace(plan, notes=(*plan.notes, *said))
+    _check_image(job.spec, tree)
+    places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
+    notes = [*plan.notes, *resolved.notes, asked.note if asked.launcher else ""]
     if wanted and packages and packages.locks:
-        places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
-        note = project_packages.describe_packages(packages, places)
-        plan = replace(plan, notes=(*plan.notes, note))
+        notes.append(project_packages.describe_packages(packages, places))
     if spec.setup:
         lines = "; ".join(spec.setup.strip().splitlines())
-        plan = replace(plan, notes=(*plan.notes, f"once per node, before the start: {lines}"))
-    first = chosen_python.node(jobs_submit.list_rank_nodes(job, cluster)[0])
-    for project in projects if builds else ():
-        tree, variables = resolved.tree, spec.env
-        if project.compiled and not project_packages.is_built(project, tree, first, variables):
-            note = f"{project.title} has compiled parts: {first.name} builds it first"
-            plan = replace(plan, notes=(*plan.notes, note))
+        notes.append(f"once per node, before the start: {lines}")
+    notes += [
+        f"{project.title} has compiled parts: {places[0].name} builds it first"
+        for project in projects
+        if builds and project.compiled
+        if not project_packages.is_built(project, tree, places[0], spec.env)
+    ]
     if command:
-        note = f"no file {command} here: one of these packages has to bring that command"
-        plan = replace(plan, notes=(*plan.notes, note))
+        notes.append(f"no file {command} here: one of these packages has to bring that command")
     warnings = (
         *(own_project.explain_own_project(project) for project in projects if project.problem),
         unread,
         programs.warn_of_backend(resolved, spec.backend),
         programs.warn_of_launcher(resolved, job.ranks),
-        load_system(cluster.system).warn_of_sharing(job.spec, cluster.site_info),
+        system.warn_of_sharing(job.spec, cluster.site_info),
         programs.warn_of_no_mpi(
             resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi
         ),
         *resolved.findings.notes,
     )
+    said = {"notes": tuple(filter(None, notes)), "warnings": tuple(filter(None, warnings))}
     return Prepared(
         job=job,
         cluster=cluster,
-        plan=replace(plan, warnings=tuple(filter(None, warnings))),
-        tree=own_project.equip_own_project(resolved.tree, projects),
+        plan=replace(plan, **said),
+        tree=own_project.equip_own_project(tree, projects),
         secrets=secrets,
         doubtful=resolved.findings.doubtful,
         packages=packages,
@@ -483,15 +476,6 @@ def _prepare_script(
     if warning:
         plan = replace(plan, warnings=(*plan.warnings, warning))
     return Prepared(job=job, cluster=cluster, plan=plan, tree=tree, secrets={})
-
-
-def check_python(prepared: Prepared, pool: Pool) -> None:
-    """Raises LaunchError where nodes of the job lack the Python of --python."""
-    job, cluster = prepared.job, prepared.cluster
-    if job.spec.python:
-        chosen = project_packages.choose_packages(cluster, job.spec.python)
-        nodes = [chosen.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
-        project_packages.check_python(nodes, pool)
 
 
 def agree_to_size(store: Store, prepared: Prepared, consent: Consent) -> None:
@@ -622,18 +606,22 @@ def _ship(
         store.save_job(job)
         recorded = True
         names = jobs_submit.list_rank_nodes(job, cluster)
-        ways = (jobs_submit.spread, jobs_submit.build)
         by = project_packages.Delivery(
-            *(pool, store.home, report, cluster.id, *ways), variables=job.spec.env
+            *(pool, store.home, report, cluster.id, jobs_submit.spread, jobs_submit.build),
+            variables=job.spec.env,
         )
         project_packages.install(job.spec.packages, chosen, names, by)
+        where = [chosen.node(name) for name in names]
         if any(project.compiled for project in prepared.projects):
-            job, tree = _build_projects(prepared, job, [chosen.node(n) for n in names], by)
-            job = replace(job, stage=project_tree.write_archive(tree, store.home))
+            tree = prepared.tree
+            projects = project_packages.build_projects(prepared.projects, tree, where, by)
+            tree = own_project.equip_own_project(tree, projects)
+            spec = replace(job.spec, import_paths=_list_paths(projects))
+            stage = project_tree.write_archive(tree, store.home)
+            job = replace(job, spec=spec, stage=stage)
             store.save_job(job)
             files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         if prepared.command and prepared.packages:
-            where = [chosen.node(name) for name in names]
             project_packages.check_command(prepared.command, prepared.packages, where, pool)
         staging = True
         put = partial(
@@ -722,15 +710,6 @@ def _read_script(spec: JobSpec, tree: project_tree.Tree) -> str:
         return path.read_text(errors="replace")
     except OSError:  # of an earlier job, whose tree is packed
         return ""
-
-
-def _build_projects(
-    prepared: Prepared, job: Job, nodes: Sequence[Node], by: project_packages.Delivery
-) -> tuple[Job, project_tree.Tree]:
-    """The job and its tree with what nodes compile of its projects."""
-    projects = project_packages.build_projects(prepared.projects, prepared.tree, nodes, by)
-    spec = replace(job.spec, import_paths=_list_paths(projects))
-    return replace(job, spec=spec), own_project.equip_own_project(prepared.tree, projects)
 
 
 def _list_paths(projects: Iterable[own_project.Project]) -> tuple[str, ...]:

@@ -189,7 +189,6 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
             console.step("preparing the program")
             prepared = plan(store.read_next_job_id())
         if pool:
-            actions_run.check_python(prepared, pool)  # before what it is used for is announced
             consent = (lambda question: True) if given.yes else console.consent
             actions_run.agree_to_size(store, prepared, consent)
             prepared = actions_run.claim_number(store, prepared, plan)

@@ -38,14 +38,17 @@ class OtherLauncher(Struct, frozen=True):
     programs: bool = False
     settings: str = ""
 
-    def find(self, option: str) -> Rule | None:
-        """The rule of an option, also of one that is abbreviated."""
+    def find(self, typed: str) -> Rule | None:
+        """The rule of an option, also of one that is abbreviated, or has `_` for `-`."""
         rules = _collect_rules(self.options)
+        option = typed if typed[:2] != "--" else typed.replace("_", "-")
         if option in rules:
             return rules[option]
         for name, rule in rules.items():
             if name.endswith("*") and option.startswith(name[:-1]):
                 return rule
+        if self.one_dash and len(option) > 2 and option[:2] != "--":
+            return self.find(f"-{option}")
         matches = [name for name in rules if self.abbreviates and name.startswith(option)]
         unique = option[:2] == "--" and len(option) > 2 and len(matches) == 1
         return rules[matches[0]] if unique else None
@@ -60,12 +63,14 @@ class Wrapper(Struct, frozen=True):
     operands: int = 0
     refused: str = ""
     other: str = ""
+    flags: str = ""
 
 
 class LauncherTables(Struct, frozen=True):
     """launchers.toml."""
 
     options: dict[str, dict[str, str | dict[str, str]]]
+    aliases: dict[str, str]
     launchers: tuple[OtherLauncher, ...]
     wrappers: tuple[Wrapper, ...]
 

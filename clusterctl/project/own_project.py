@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from email import message_from_string
+from functools import partial
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -44,14 +45,10 @@ FETCH_TIMEOUT = 3600.0
 _REASON = re.compile(
     r"(?m)^\s*(?:\S+: fatal error: (.*)|(?:error|cause): (?!Command ')(.*)|(\w*Error: .*))"
 )
-_UNBUILT = re.compile(r"Failed to build `([\w.-]+(?:==| @ (?!file:))[^`]+)`")
-"""A package, not a project of the tree."""
 UNREADABLE = re.compile(
     "TOML parse error|Distribution not found|Couldn't parse|[Ff]ile not found|Failed to parse"
 )
 """What uv says of a file that is wrong, whatever an index has."""
-_FRAMES = ("Failed to build", "The build backend returned an error", "Call to `")
-"""What uv says around the reason of a build that fails."""
 
 
 def call_uv(what: str, *words: str, cwd: Path | None = None) -> str:
@@ -93,21 +90,16 @@ def check_uv(what: str, result: NodeResult, cwd: Path | None) -> str:
     if result.ok:
         return result.text
     said = re.sub(r"(https?://)[^\s/@]+@", r"\1***@", result.complaints).replace(f"{cwd}/", "")
-    every = ["".join(found) for found in _REASON.findall(said)]
-    reasons = [reason for reason in every if not reason.startswith(_FRAMES)] or every
+    why = ": ".join("".join(found) for found in _REASON.findall(said))
     # uv ends with 1 where versions do not fit together, and puts that into its last line.
-    unsolved = result.exit_code == 1 and "No solution" in said
-    why = ": ".join(reasons) if unsolved else "; ".join(reasons[:3])
-    error = UsageError if unsolved or UNREADABLE.search(said) else LaunchError
-    check = "correct the file"
-    if error is LaunchError:
-        check = "check the file and the connection to the package index"
+    wrong = UNREADABLE.search(said) or (result.exit_code == 1 and "No solution" in said)
+    check = (
+        "correct the file" if wrong else "check the file and the connection to the package index"
+    )
     if refused := re.search(r"(?m)^hint: (.*authentication.*)", said):
         why, check = refused[1], "check the name and password for that index"
-    elif failed := _UNBUILT.search(said):
-        why = f"{failed[1]} has no wheel, and its build does not say here what it needs: {why}"
-        check = "choose a version with a wheel, or install here what its build needs"
     without = f"`--requirements {NONE}` uses only what the nodes have"
+    error = UsageError if wrong else LaunchError
     raise error(result.error or why or result.why, hint=f"{what}: {check}, or {without}")
 
 
@@ -134,7 +126,7 @@ TRY_AGAIN = 20
 """Seconds after which a project that could not be built is built again: a network or a compiler may
 be there. Within one command, it is tried once."""
 LARGEST = 1 << 20
-"""Bytes of a file that may decide how a project is built."""
+"""Bytes of a file that are looked at where code is no machine code."""
 
 _ENTRY = re.compile(r"\s*([\w.]+)\s*:\s*([\w.]+)\s*(?:\[.*\])?\s*")
 _COMMAND = re.compile(r"[\w.-]+")
@@ -142,9 +134,9 @@ _SCRIPTS = re.compile(r"\bscripts\s*=\s*[\[(]([^\])]*)")
 """What a setup.py calls its commands that are files."""
 
 _REQUIRES = "Requires-Dist"
-_ASKS_GIT = re.compile(rb"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
+_ASKS_GIT = re.compile(r"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
 _COMPILES = re.compile(
-    rb"ext.modules|Extension\b|cythonize|build_ext|mypycify|mesonpy|skbuild|scikit.build|maturin|rust"
+    r"ext.modules|Extension\b|cythonize|build_ext|mypycify|mesonpy|skbuild|scikit.build|maturin|rust"
 )
 _HEAD = re.compile(rb"\A#!(?:/bin/sh\n'''exec' .*\n' '''|.*python.*)\n")
 """Of a command that uv made: it names the Python of this machine, perhaps through a shell."""
@@ -215,11 +207,9 @@ def list_commands(folder: Path) -> list[str]:
     """The commands that the project in that folder declares, and the files that its setup.py
     installs as commands."""
     named = [name for name, _, _ in _list_scripts(_read_own_project(folder / OWN_PROJECT))]
-    with suppress(OSError):
-        text = (folder / "setup.py").read_text(encoding="utf-8", errors="replace")
-        for given in _SCRIPTS.findall(text):
-            paths = re.findall(r"""["']([\w./-]+)["']""", given)
-            named += [os.path.basename(one) for one in paths if (folder / one).is_file()]
+    for given in _SCRIPTS.findall(_read_text(folder / "setup.py")):
+        paths = re.findall(r"""["']([\w./-]+)["']""", given)
+        named += [os.path.basename(path) for path in paths if (folder / path).is_file()]
     return named
 
 
@@ -283,9 +273,9 @@ def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
     if not (find_file(folder) and _has_build(folder)):
         return plain
     files = list_files(tree, plain.folder)
-    if _matches(folder, _COMPILES):
+    if _COMPILES.search(_read_build_files(folder)):
         return msgspec.structs.replace(plain, compiled=True)
-    key = hash_parts(plain.folder, sys.version, *_list_deciding(tree.root, plain.folder, files))
+    key = hash_parts(sys.version, hash_deciding(tree, plain.folder))
     home = find_home()
     path = home.packages / "built" / f"{key}.json"
     with suppress(OSError, msgspec.DecodeError):
@@ -309,7 +299,7 @@ def list_files(tree: project_tree.Tree, folder: str) -> list[str]:
 
 def find_version(copy: Path, folder: str) -> dict[str, str]:
     """Variables that say the version where git has to be asked for it, which is not on nodes."""
-    if not _matches(copy / folder, _ASKS_GIT):
+    if not _ASKS_GIT.search(_read_build_files(copy / folder)):
         return {}
     run_uv("build", "--sdist", "--out-dir", str(copy / "none"), str(copy / folder))
     found = next((copy / "none").glob("*.tar.gz"), None)
@@ -319,10 +309,9 @@ def find_version(copy: Path, folder: str) -> dict[str, str]:
     return dict.fromkeys(names, version) if version else {}
 
 
-def _matches(folder: Path, pattern: re.Pattern[bytes]) -> bool:
-    """Whether a file that describes the project has it."""
-    files = (folder / name for name in FILES)
-    return any(pattern.search(file.read_bytes()) for file in files if file.is_file())
+def _read_build_files(folder: Path) -> str:
+    """What describes the project."""
+    return "".join(_read_text(folder / name) for name in FILES)
 
 
 def _has_build(folder: Path) -> bool:
@@ -335,8 +324,7 @@ def _has_build(folder: Path) -> bool:
 
 def needs_build(tree: project_tree.Tree) -> bool:
     """Whether only a build knows the metadata of some project in the tree."""
-    names = (name for name in tree.files if os.path.basename(name) in FILES)
-    for folder in {(tree.root / name).parent for name in names}:
+    for folder in {(tree.root / n).parent for n in tree.files if os.path.basename(n) in FILES}:
         table = _read_own_project(folder / OWN_PROJECT)
         static = table.get("name") and table.get("version") and not table.get("dynamic")
         if not static and _has_build(folder):
@@ -344,66 +332,42 @@ def needs_build(tree: project_tree.Tree) -> bool:
     return False
 
 
-def hash_compiled(tree: project_tree.Tree, folder: str) -> str:
-    """The digest of what machine code is made of: all but code that a build does not read."""
+def hash_deciding(tree: project_tree.Tree, folder: str = ".", *, compiled: bool = False) -> str:
+    """The digest of what a build depends on, beside the code of packages: which folders have any,
+    the files beside pyproject.toml, lists of requirements, and where versions are; machine code, on
+    all files that are no Python. "": there is no project."""
     files = list_files(tree, folder)
-    setup = tree.root / folder / "setup.py"
-    every = setup.is_file() and b"*.py" in setup.read_bytes()  # as of cythonize("pkg/*.py")
-    other = [name for name in files if every or not name.endswith(".py")]
-    deciding = _list_deciding(tree.root, folder, files, compiled=True)
-    return hash_parts(folder, hash_files(tree.root, other), *deciding)
-
-
-def list_deciding(tree: project_tree.Tree) -> Iterator[str]:
-    """What the packages of the tree's projects depend on."""
-    if any(os.path.basename(name) in FILES for name in tree.files):
-        yield from _list_deciding(tree.root, ".", tree.files)
-
-
-def _list_deciding(
-    root: Path, folder: str, files: Iterable[str], *, compiled: bool = False
-) -> Iterator[str]:
-    """What a build depends on, beside the code of packages: which folders have any (not of machine
-    code), the files beside pyproject.toml, lists of requirements, and where versions are."""
-    scm = False
-    places = set()
-    texts = (root / folder / name for name in FILES)
-    named = {
-        word
-        for text in texts
-        if text.is_file()
-        for word in re.findall(r"\w+", text.read_text(encoding="utf-8", errors="replace"))
-    }
+    built = [name for name in files if os.path.basename(name) in FILES]
+    if not built:
+        return ""
+    said = "".join(_read_text(tree.root / name) for name in built)
+    named, parts = {*re.findall(r"\w+", said)}, [folder]
     for name in files:
         place, base = os.path.split(os.path.relpath(name, folder))
-        if base.endswith(".py") and base not in FILES:
-            if not compiled and place not in places:
-                places.add(place)
-                yield place
-            if base != "__init__.py" and base[:-3] not in named:
-                continue
-        elif place and not base.endswith((".txt", ".in", ".toml", ".cfg")):
-            continue
-        with suppress(OSError):
-            path = root / name
-            text = path.read_bytes() if path.stat().st_size < LARGEST else b""
-            if base != "__init__.py" or b"version" in text:
-                scm = scm or (base in FILES and _ASKS_GIT.search(text) is not None)
-                yield from (name, text.decode(errors="replace"))
-    if scm:
-        said = process.run(["git", "-C", str(root), "describe", "--always", "--dirty"], timeout=20)
-        yield said.text
+        text = partial(_read_text, tree.root / name, -1 if compiled else LARGEST)
+        stem, ending = os.path.splitext(base)
+        if ending != ".py" or base in FILES:
+            decides = compiled or not place or ending in (".txt", ".in", ".toml", ".cfg")
+        else:
+            parts += [] if compiled or place in parts else [place]
+            decides = stem in named or (stem == "__init__" and "version" in text())
+            decides |= compiled and "*.py" in said  # cythonize("pkg/*.py")
+        parts += [name, text()] if decides else []
+    if _ASKS_GIT.search(said):
+        words = ["git", "-C", str(tree.root), "describe", "--always", "--dirty"]
+        parts.append(process.run(words, timeout=20).text)
+    return hash_parts(*parts)
+
+
+def _read_text(path: Path, most: int = -1) -> str:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(most).decode(errors="replace")
+    return ""
 
 
 def hash_files(root: Path, files: Iterable[str]) -> str:
     """Of their names and what is in them."""
-
-    def read() -> Iterator[str]:
-        for name in files:
-            with suppress(OSError):
-                yield from (name, (root / name).read_bytes().decode(errors="replace"))
-
-    return hash_parts(*read())
+    return hash_parts(*(text for name in files for text in (name, _read_text(root / name))))
 
 
 @contextmanager

@@ -31,7 +31,14 @@ from clusterctl.agent.store import sum_up
 from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python, make_error
-from clusterctl.core.text import count, format_bytes, parse_toml, parse_yaml, read_toml
+from clusterctl.core.text import (
+    count,
+    format_bytes,
+    parse_toml,
+    parse_yaml,
+    read_input,
+    read_toml,
+)
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
@@ -284,15 +291,10 @@ def install(
     Raises UsageError for packages that do not fit together, LaunchError where they cannot be
     fetched or installed, NodeUnreachable.
     """
-    if not digest:
-        return
-    alike: dict[str, list[Node]] = {}
-    check_python([cluster.node(name) for name in names], by.pool)
-    for name in names:
-        node = cluster.node(name)
-        alike.setdefault(_make_key(digest, node), []).append(node)
-    for key, nodes in alike.items():
-        _Environment(digest, key, by).bring_to(nodes)
+    if digest:
+        nodes = [cluster.node(name) for name in names]
+        check_python(nodes, by.pool)
+        _install(digest, nodes, by)
 
 
 def check_python(nodes: Sequence[Node], pool: Pool) -> None:
@@ -317,13 +319,9 @@ def check_python(nodes: Sequence[Node], pool: Pool) -> None:
 
 def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Pool) -> None:
     """Raises UsageError where the job's environment has no command of that name."""
-    commands = {
-        node.name: (
-            f"cd {quote(locate_packages(node, packages.digest))}/bin && ls && [ -x {quote(word)} ]"
-        )
-        for node in nodes[:1]
-    }
-    for result in pool.run(commands, timeout=ASK_TIMEOUT):
+    folder = quote(f"{locate_packages(nodes[0], packages.digest)}/bin")
+    questions = {nodes[0].name: f"cd {folder} && ls && [ -x {quote(word)} ]"}
+    for result in pool.run(questions, timeout=ASK_TIMEOUT):
         if result.exit_code is None:
             raise make_error("installing packages", result)
         if not result.ok:
@@ -336,97 +334,98 @@ def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Po
             )
 
 
-class _Environment:
-    """One for nodes with equal Pythons."""
-
-    def __init__(self, digest: str, key: str, by: Delivery, within: tuple[str, ...] = ()) -> None:
-        self._digest, self._key, self._by, self._within = digest, key, by, within
-        self._pool, self._home, self._report = by.pool, by.home, by.report
-        self._part = f".{token_hex(4)}"
-
-    def bring_to(self, nodes: Sequence[Node]) -> None:
-        by_name = {node.name: node for node in nodes}
-        questions = {
-            node.name: f"[ -d {quote(locate_packages(node, self._digest))} ]" for node in nodes
-        }
-        found = self._pool.run(questions, timeout=ASK_TIMEOUT)
-        for result in found:
-            if result.exit_code is None:
-                raise make_error("installing packages", result)
-        missing = [by_name[result.node] for result in found if not result.ok]
-        if not missing:
-            return
-        started = monotonic()
+def _install(
+    digest: str, nodes: Sequence[Node], by: Delivery, within: tuple[str, ...] = ()
+) -> None:
+    """`within`: the packages that are being built for want of these."""
+    by_name = {node.name: node for node in nodes}
+    questions = {node.name: f"[ -d {quote(locate_packages(node, digest))} ]" for node in nodes}
+    alike: dict[str, list[Node]] = {}
+    for result in by.pool.run(questions, timeout=ASK_TIMEOUT):
+        if result.exit_code is None:
+            raise make_error("installing packages", result)
+        if not result.ok:
+            node = by_name[result.node]
+            alike.setdefault(_make_key(digest, node), []).append(node)
+    for missing in alike.values():
+        started, part = monotonic(), f".{token_hex(4)}"
+        places = {node.name: locate_packages(node, digest) for node in missing}
         try:
-            self._send(missing)
-            self._set_up(missing)
-        except ClusterctlError:
-            left = {node.name: f"rm -rf {quote(self._locate_scratch(node))}" for node in missing}
-            self._pool.run(left, timeout=ASK_TIMEOUT)
-            raise
-        where = count(len(missing), "node")
-        self._report(f"packages are ready on {where} after {monotonic() - started:.1f} s")
-
-    def _locate_scratch(self, node: Node) -> str:
-        return locate_packages(node, self._digest) + self._part
-
-    def _send(self, nodes: Sequence[Node]) -> None:
-        """Downloads the packages, and sends them to nodes with equal Pythons."""
-        node = nodes[0]
-        python = _require_python(node)
-        with tempfile.TemporaryDirectory(dir=self._home.make(self._home.packages)) as scratch:
-            packages = Path(scratch, "packages")
-            packages.mkdir()
-            wanted = read_packages(self._digest, self._home)
-            chosen = _choose_lock(wanted, node)
-            if number := len(chosen.packages):
-                self._report(f"fetching {count(number, 'package')} for Python {python.version}")
-                text = _add_passwords(chosen.text, Path(wanted.file))
-                self._fetch(text, packages, Path(scratch), wanted, node)
-            if size := sum(path.lstat().st_size for path in packages.rglob("*")):
-                where = node.name if len(nodes) == 1 else f"{len(nodes)} nodes"
-                self._report(f"copying {format_bytes(size)} of packages to {where}")
-            minor = ".".join(python.version.split(".")[:2])
-            place = os.path.relpath(self._locate_scratch(node), node.root)
-            folder = f"{place}/lib/python{minor}/site-packages"
-            try:
-                content = read_folder(packages, self._home)
-            except Failure as error:
-                raise LaunchError(str(error), hint="run it again") from error
-            how: Any = {"link": True, "timeout": FETCH_TIMEOUT}
-            for result in self._by.spread(self._pool, nodes, folder, content, **how):
+            _send(digest, missing, places[missing[0].name] + part, by, within)
+            script = assets.render("job/make_venv.py").encode()
+            commands = {}
+            for node in missing:
+                place = places[node.name]
+                words = (_require_python(node).executable, "-I", "-", place + part, place)
+                commands[node.name] = run_inside(node, f"{_PATH} {join(words)}")
+            for result in by.pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
                 if not result.ok:
                     raise make_error("installing packages", result)
+        except ClusterctlError:
+            left = {name: f"rm -rf {quote(place + part)}" for name, place in places.items()}
+            by.pool.run(left, timeout=ASK_TIMEOUT)
+            raise
+        seconds = monotonic() - started
+        by.report(f"packages are ready on {count(len(missing), 'node')} after {seconds:.1f} s")
 
-    def _fetch(self, text: str, target: Path, scratch: Path, wanted: Packages, node: Node) -> None:
-        """Has uv install what the lock names into `target`. Where it would build something, it is
-        given the wheel that the node builds."""
-        lock, sources = scratch / "pylock.toml", scratch / "build" / SOURCE
-        options = ["--no-deps", "--target", str(target), "--requirements", str(lock)]
-        words = ("pip", "install", "--quiet", *options, *_TAKE, *make_target_options(node))
-        project = Path(wanted.file).parent
-        where = project if project.is_dir() else None
-        while True:
-            lock.write_text(text, encoding="utf-8")
-            result = run_uv(*words, cwd=where, sources=sources)
-            found = _BUILDING.search(result.complaints)
-            if result.ok or found is None or not sources.is_dir():
-                check_uv(wanted.source, result, where)
-                return
-            wheel = build_wheel(found[1], sources.parent, ".", node, self._by, self._within)
-            text = _replace_package(text, found[1], wheel)
-            shutil.rmtree(sources.parent)
 
-    def _set_up(self, nodes: Sequence[Node]) -> None:
-        script = assets.render("job/make_venv.py").encode()
-        commands = {}
-        for node in nodes:
-            words = (self._locate_scratch(node), locate_packages(node, self._digest))
-            command = join((_require_python(node).executable, "-I", "-", *words))
-            commands[node.name] = run_inside(node, f"{_PATH} {command}")
-        for result in self._pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
+def _send(
+    digest: str, nodes: Sequence[Node], place: str, by: Delivery, within: tuple[str, ...]
+) -> None:
+    """Downloads the packages, and sends them to nodes with equal Pythons, into the environment that
+    is made in that place of the first one."""
+    node = nodes[0]
+    python = _require_python(node)
+    with tempfile.TemporaryDirectory(dir=by.home.make(by.home.packages)) as scratch:
+        packages = Path(scratch, "packages")
+        packages.mkdir()
+        wanted = read_packages(digest, by.home)
+        lock = _choose_lock(wanted, node)
+        if number := len(lock.packages):
+            by.report(f"fetching {count(number, 'package')} for Python {python.version}")
+            text = _add_passwords(lock.text, Path(wanted.file))
+            _fetch(text, packages, Path(scratch), wanted, node, by, within)
+        if size := sum(path.lstat().st_size for path in packages.rglob("*")):
+            where = node.name if len(nodes) == 1 else f"{len(nodes)} nodes"
+            by.report(f"copying {format_bytes(size)} of packages to {where}")
+        minor = ".".join(python.version.split(".")[:2])
+        folder = f"{os.path.relpath(place, node.root)}/lib/python{minor}/site-packages"
+        try:
+            content = read_folder(packages, by.home)
+        except Failure as error:
+            raise LaunchError(str(error), hint="run it again") from error
+        for result in by.spread(by.pool, nodes, folder, content, link=True, timeout=FETCH_TIMEOUT):
             if not result.ok:
                 raise make_error("installing packages", result)
+
+
+def _fetch(
+    text: str,
+    target: Path,
+    scratch: Path,
+    wanted: Packages,
+    node: Node,
+    by: Delivery,
+    within: tuple[str, ...],
+) -> None:
+    """Has uv install what the lock names into `target`. Where it would build something, it is given
+    the wheel that the node builds."""
+    lock, sources = scratch / "pylock.toml", scratch / "build" / SOURCE
+    options = ["--no-deps", "--target", str(target), "--requirements", str(lock)]
+    # What a build needs is the node's matter.
+    words = ("pip", "install", "--quiet", "--no-build-isolation", *options)
+    project = Path(wanted.file).parent
+    where = project if project.is_dir() else None
+    while True:
+        lock.write_text(text, encoding="utf-8")
+        result = run_uv(*words, *make_target_options(node), cwd=where, sources=sources)
+        found = _BUILDING.search(result.complaints)
+        if result.ok or found is None or not sources.is_dir():
+            check_uv(wanted.source, result, where)
+            return
+        wheel = build_wheel(found[1], sources.parent, ".", node, by, within)
+        text = _replace_package(text, found[1], wheel)
+        shutil.rmtree(sources.parent)
 
 
 _PATH = 'PATH="$PATH:$HOME/.local/bin";'
@@ -448,13 +447,9 @@ SOURCE = "source"
 """The folder of sources in that of a build."""
 BUILD_SHOWN = 12
 """Lines of its output that are shown of a build that fails."""
-BUILD_WIDTH = 160
-"""Characters of one of them that does not say an error: command lines of compilers are long."""
 NEEDS = 86
 """What a build ends with that asks for more packages."""
 _BUILDING = re.compile(r"Failed to build `([\w.-]+)")
-_TAKE = ("--no-build-isolation",)
-"""What a build needs is the node's matter."""
 _HEEDED = re.compile(
     r"CC|CXX|FC|[A-Z]*FLAGS|MPI(CC|CXX)|(CUDA|CMAKE|NVCC|SKBUILD|MESON|CARGO)_\w+|CUDACXX|MAX_JOBS|\w+_ARCH_LIST"
 )
@@ -559,7 +554,7 @@ def _build_project(
     project: own_project.Project, tree: project_tree.Tree, node: Node, by: Delivery
 ) -> own_project.Project:
     what = project.title
-    key = own_project.hash_compiled(tree, project.folder)
+    key = own_project.hash_deciding(tree, project.folder, compiled=True)
     with tempfile.TemporaryDirectory(dir=by.home.make(by.home.packages)) as scratch:
         copy, out = Path(scratch, SOURCE), Path(scratch, "out")
         wheel = next(_locate_built(what, node, key, by.home, by.variables).glob("*.whl"), None)
@@ -568,34 +563,19 @@ def _build_project(
                 variables = own_project.find_version(copied, project.folder)
                 (copied / ".git").unlink(missing_ok=True)
                 shutil.move(copied, copy)
-            options: Any = {"key": key, "variables": variables}
-            try:
-                wheel = build_wheel(what, Path(scratch), project.folder, node, by, **options)
-            except LaunchError as error:
-                if left_out := _find_left_out(error.message, tree, project.folder):
-                    why = f"{left_out} lies here, and ignore rules keep it from nodes (`--include`)"
-                    raise LaunchError(error.message, hint=f"{why}; {error.hint}") from error
-                raise
+            folder = project.folder
+            wheel = build_wheel(what, Path(scratch), folder, node, by, key=key, variables=variables)
         words = ("--quiet", "--no-deps", "--target", str(out), *make_target_options(node))
         call_uv(what, "pip", "install", *words, str(wheel))
         files = own_project.list_files(tree, project.folder)
         return own_project.read_installed(out, project, files, copy, tree.root)
 
 
-def _find_left_out(said: str, tree: project_tree.Tree, folder: str) -> str:
-    """The file that a build misses, where it is only not in the copied tree."""
-    missed = re.findall(r"([^\s'\"‘]+)['\"’]?: No such file", said)
-    for path in (os.path.normpath(f"{folder}/{name}") for name in missed):
-        if path not in tree.files and (tree.root / path).is_file():
-            return path
-    return ""
-
-
 def is_built(
     project: own_project.Project, tree: project_tree.Tree, node: Node, variables: Mapping[str, str]
 ) -> bool:
     """Whether what the node would compile of it is here."""
-    key = own_project.hash_compiled(tree, project.folder)
+    key = own_project.hash_deciding(tree, project.folder, compiled=True)
     folder = _locate_built(project.title, node, key, find_home(), variables)
     return any(folder.glob("*.whl"))
 
@@ -627,8 +607,7 @@ def _make_build_environment(
     lock = _resolve(_Question(wanted, none, node))
     packages = Packages(source, "", {_make_group(node): lock})
     save(packages, by.home)
-    key = _make_key(packages.digest, node)
-    _Environment(packages.digest, key, by, within).bring_to([node])
+    _install(packages.digest, [node], by, within)
     return locate_packages(node, packages.digest)
 
 
@@ -643,13 +622,7 @@ def _check_build(what: str, result: NodeResult, node: Node, kept: Path, home: Ho
     lacks = next((name for told, name in _LACKS.items() if re.search(told, "\n".join(last))), "")
     hint = f"on the node: apt-get install {lacks}; " if lacks else ""
     hint += f"all that it printed: {log}"
-    shown = "\n".join(
-        line
-        if len(line) <= BUILD_WIDTH or re.search(r"(?i)error: ", line)
-        else f"{line[:BUILD_WIDTH]}…"
-        for line in last
-    )
-    raise LaunchError(f"{what} cannot be built on {node.name}:\n{shown}", hint=hint)
+    raise LaunchError("\n".join((f"{what} cannot be built on {node.name}:", *last)), hint=hint)
 
 
 def _replace_package(text: str, name: str, wheel: Path) -> str:
@@ -921,15 +894,8 @@ def _read_block(script: Path) -> Wanted | None:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint="check it") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} cannot be read: it is not UTF-8",
-            hint="save it as UTF-8 (Windows PowerShell's `>` writes UTF-16)",
-        ) from error
+    hint = "save it as UTF-8 (Windows PowerShell's `>` writes UTF-16)"
+    return read_input(path, str(path), hint=hint)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -1046,7 +1012,7 @@ def _resolve(q: _Question) -> Lock:
     if q.wanted.file is None:
         return Lock()
     said = (q.wanted.source, str(q.file), q.wanted.text, *q.wanted.options)
-    key = hash_parts(*said, _make_group(q.node), *own_project.list_deciding(q.tree))
+    key = hash_parts(*said, _make_group(q.node), own_project.hash_deciding(q.tree))
     with suppress(OSError, msgspec.DecodeError):
         stored = _locate_resolved(find_home(), key).read_bytes()
         return msgspec.json.decode(stored, type=Lock)

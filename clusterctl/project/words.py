@@ -29,7 +29,9 @@ from clusterctl.project.launchers import (
     REFUSED,
     OtherLauncher,
     Rule,
+    Wrapper,
     load_launchers,
+    load_tables,
     load_wrappers,
 )
 
@@ -48,18 +50,17 @@ class NamedHost(NamedTuple):
     slots: int = 0
 
 
+_HOST = re.compile(r"(?:\[([^]]+)\]|([^:\s]+))(?::(\d+|\*))?")
+
+
 def read_list(text: str, typed: str) -> tuple[NamedHost, ...]:
     """`a,b`, `a:2,b:*`, or `a,a,b`, as mpirun's -H has it. IPv6 addresses may be in brackets."""
     found = []
     for item in filter(None, text.split(",")):
-        match = re.fullmatch(
-            r"(?:\[(?P<six>[^]]+)\]|(?P<name>[^:\s]+))(?::(?P<slots>\d+|\*))?", item
-        )
-        if match is None:
-            found.append(NamedHost(item))  # an IPv6 address
-            continue
-        name, slots = match["six"] or match["name"].rpartition("@")[2], match["slots"] or ""
-        found.append(NamedHost(name, int(slots) if slots.isdecimal() else 0))
+        host = item.rpartition("@")[2]
+        match = _HOST.fullmatch(host)
+        bracketed, name, slots = match.groups("") if match else ("", host, "")
+        found.append(NamedHost(bracketed or name, int(slots) if slots.isdecimal() else 0))
     return _require(found, typed)
 
 
@@ -71,15 +72,9 @@ def read_file(text: str, typed: str) -> tuple[NamedHost, ...]:
     found: list[NamedHost] = []
     for line in text.splitlines():
         name, *more = line.partition("#")[0].split() or [""]
-        counts = [word.partition("=")[2] for word in more if word.startswith("slots=")]
-        if not name:
-            continue
-        if not counts:
-            found += read_list(name.rpartition("@")[2], typed)
-        elif not counts[-1].isdecimal() or not int(counts[-1]):
-            raise UsageError(f"{typed}: {line.strip()!r} is not a host", hint="NAME slots=N")
-        else:
-            found.append(NamedHost(name.rpartition("@")[2], int(counts[-1])))
+        slots = [word.removeprefix("slots") for word in more if word.startswith("slots=")]
+        if name:
+            found += read_list(name + "".join(slots[-1:]).replace("=", ":"), typed)
     return _require(found, typed)
 
 
@@ -116,21 +111,6 @@ def _expand(item: str) -> Iterator[str]:
         first, _, last = part.partition("-")
         for number in range(int(first or 0), int(last or first or 0) + 1):
             yield from (f"{head}{number:0{len(first)}}{rest}" for rest in _expand(tail))
-
-
-def choose_named(
-    named: Sequence[NamedHost], in_files: Sequence[NamedHost], typed: str
-) -> tuple[NamedHost, ...]:
-    """Those of the hosts in a file that are named beside it, or all; without a file, those named.
-    Raises UsageError for a name that the file does not have."""
-    if not named or not in_files:
-        return _merge_hosts(named or in_files)
-    slots = dict(_merge_hosts(in_files))
-    if missing := [host.name for host in named if host.name not in slots]:
-        raise UsageError(
-            f"{typed}: the host file does not have {missing[0]}", hint="leave one of the two out"
-        )
-    return tuple(NamedHost(name, count or slots[name]) for name, count in _merge_hosts(named))
 
 
 def _merge_hosts(hosts: Sequence[NamedHost]) -> tuple[NamedHost, ...]:
@@ -240,20 +220,7 @@ class Asked(Struct, kw_only=True):
 # Words around a launcher: `uv run`, `sh -c`, `timeout 60`, `A=1`, `python -m`.
 
 
-_AROUND = ("uv", "poetry", "pdm", "pipenv")
-"""`uv run …` starts something in a project's environment, which the nodes have without it."""
-_UV_FLAGS = ("-s", "--script", "--frozen", "--locked", "--no-sync", "--no-dev", "-q", "--quiet")
-"""Those that ask for what holds here anyway."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
-_MODULES = {
-    "torch.distributed.run": ("torchrun",),
-    "torch.distributed.launch": ("torch.distributed.launch",),
-    "accelerate.commands.launch": ("accelerate", "launch"),
-    "accelerate.commands.accelerate_cli": ("accelerate",),
-    "deepspeed.launcher.runner": ("deepspeed",),
-}
-"""Launchers that are started by `python -m`: once per rank, each would start ranks of its own."""
-_OTHER_NAMES = {"accelerate-launch": ("accelerate", "launch")}
 _PYTHON_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mWX]?)(.*)", re.DOTALL)
 _SHELL_SYNTAX = set("$`;|&<>(){}*?[]~#!\\\n")
 
@@ -266,31 +233,19 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
         if not words or (Path(words[0]).is_file() and not _is_installed(words[0])):
             return Asked()
     typed, words = words[0], [_name_command(words[0]), *words[1:]]
-    if tuple(words[1:2]) == ("run",) and words[0] in _AROUND:
-        return _read_within(f"{words[0]} run", _skip_options_of_run(words), once=once)
     if not once and (inner := _read_shell(words)).is_launcher:
         return inner
-    count = _count_wrapping(words)
-    if count and (inner := translate(words[count:], once=once)).launcher:
-        return _wrap(words[:count], inner, once)
+    name = " ".join(words[: 1 + (words[0] not in load_wrappers())])
+    wrapper = load_wrappers().get(name)
+    if wrapper and (count := _count_wrapping(name, wrapper, words)):
+        return _read_wrapped(name, wrapper, words[:count], words[count:], once)
     start = int(words[0] == "env")
     end = next(
         (n for n, word in enumerate(words) if n >= start and not _ASSIGNMENT.fullmatch(word)),
         len(words),
     )
     if end > start:
-        if words[end : end + 1] and words[end].startswith("-"):
-            raise UsageError(
-                f"{words[end]} stands behind {words[end - 1]}, where the program begins",
-                hint=f"options of `run` come first: run {words[end]} … {words[end - 1]} PROGRAM",
-            )
-        env: dict[str, str] = {}
-        ignored: tuple[str, ...] = ()
-        for word in words[start:end]:
-            found, without = _read_variable("env", word)
-            env |= found
-            ignored += (word,) if without else ()
-        return _read_within("env", words[end:], env, ignored, once=once)
+        return _read_behind_variables(words[start:end], words[end:], once)
     dropped, plain = _unwrap(words)
     asked = _read_launcher(plain)
     if dropped and asked.launcher:
@@ -300,20 +255,23 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
     return asked
 
 
-def _skip_options_of_run(words: Sequence[str]) -> list[str]:
-    rest = list(words[2:])
-    while rest and rest[0] in _UV_FLAGS:
-        rest.pop(0)
-    if rest[:1] == ["--"]:
-        return rest[1:]
-    if rest[:1] in (["-m"], ["--module"]):
-        return ["python", "-m", *rest[1:]]
-    if rest and rest[0].startswith("-"):
-        raise UsageError(
-            f"{words[0]} run {rest[0]} is not supported: nodes have the project's packages",
-            hint="leave it out; `--requirements FILE` names other packages",
-        )
-    return rest
+def _read_behind_variables(pairs: Sequence[str], words: Sequence[str], once: bool) -> Asked:
+    inner = _read_within("env", words, once)
+    for pair in reversed(pairs):
+        env, ignored = _read_variable("env", pair)
+        inner.env = {**env, **inner.env}
+        inner.ignored = (*(pair for _ in ignored), *inner.ignored)
+    return inner
+
+
+def _read_within(name: str, words: Sequence[str], once: bool) -> Asked:
+    """What `uv run` or `env` starts, which may be a launcher."""
+    if not words:
+        raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
+    inner = translate(words, once=once)
+    inner.launcher = inner.launcher or name
+    inner.command = inner.command or tuple(words)
+    return inner
 
 
 def _read_shell(words: Sequence[str]) -> Asked:
@@ -348,76 +306,63 @@ def find_shell_text(words: Sequence[str]) -> int:
     return count if has_text and count < len(words) else 0
 
 
-def _read_within(
-    name: str,
-    words: Sequence[str],
-    env: Mapping[str, str] | None = None,
-    ignored: tuple[str, ...] = (),
-    *,
-    once: bool,
-) -> Asked:
-    """What `uv run` or `env` starts, which may be a launcher."""
-    if not words:
-        raise UsageError(f"{name}: nothing to run", hint="clusterctl run SCRIPT [ARGS...]")
-    inner = translate(words, once=once)
-    inner.launcher = inner.launcher or name
-    inner.command = inner.command or tuple(words)
-    inner.env = {**(env or {}), **inner.env}
-    inner.ignored = (*ignored, *inner.ignored)
-    return inner
-
-
-def _name_wrapper(words: Sequence[str]) -> str:
-    """`timeout`, `perf record`; of other words, the first two."""
-    return " ".join(words[: 1 + (words[0] not in load_wrappers())])
-
-
-def _count_wrapping(words: Sequence[str]) -> int:
-    """How many words of `timeout -k 5 60 mpirun …` stand before what is started; 0: none does."""
-    name = _name_wrapper(words)
-    wrapper = load_wrappers().get(name)
-    if wrapper is None:
-        return 0
+def _count_wrapping(name: str, wrapper: Wrapper, words: Sequence[str]) -> int:
+    """How many words of `timeout -k 5 60 mpirun …` stand before what is started; 0: they start
+    nothing. Raises UsageError for an option that would change what any program runs in."""
     count, valued = len(name.split()), wrapper.values.split()
     while count < len(words) and re.match("-.", words[count]):
-        if words[count] in wrapper.other.split():
+        word = words[count]
+        if word in wrapper.other.split():
             return 0
-        takes = words[count] in valued or (valued == ["*"] and "=" not in words[count])
-        count += 1 + (takes and words[count] != "--")
-        if words[count - 1] == "--":
+        if wrapper.flags and word in ("-m", "--module"):
+            break
+        if wrapper.flags and word not in (*wrapper.flags.split(), "--"):
+            raise UsageError(
+                f"{name} {word} is not supported: nodes have the project's packages",
+                hint="leave it out; `--requirements FILE` names other packages",
+            )
+        count += 1 + (word in valued or (valued == ["*"] and "=" not in word and word != "--"))
+        if word == "--":
             break
     count += wrapper.operands
     count += words[count : count + 1] == ["--"]
     is_env = words[0] == "env" and count == 1  # variables, which are read as such
-    return 0 if is_env or count >= len(words) else count
+    return 0 if is_env or (count >= len(words) and not wrapper.flags) else count
 
 
-def _wrap(words: Sequence[str], inner: Asked, once: bool) -> Asked:
-    """A launcher behind other words: where these mean something to a rank, each rank gets them."""
-    name = _name_wrapper(words)
-    wrapper = load_wrappers()[name]
-    given = {word.partition("=")[0] for word in words}
+def _read_wrapped(
+    name: str, wrapper: Wrapper, ahead: Sequence[str], words: Sequence[str], once: bool
+) -> Asked:
+    """A launcher behind other words: where these mean something to a rank, each rank gets them.
+    Behind those with `flags`, any program."""
+    if wrapper.flags:
+        module = words[:1] in (["-m"], ["--module"])
+        return _read_within(name, ["python", "-m", *words[1:]] if module else words, once)
+    inner = translate(words, once=once)
+    if not inner.launcher:
+        return Asked()
+    given = {word.partition("=")[0] for word in ahead}
     option = next((word for word in wrapper.refused.split() if word in given), "")
-    command, hint = (*words, *inner.command), f"leave {name} out"
+    command, hint = (*ahead, *inner.command), f"leave {name} out"
     refused = wrapper.use == REFUSED or option
+    if refused and once:
+        return Asked()
+    if wrapper.use == IGNORED and not refused:
+        inner.ignored = (shlex.join(ahead), *inner.ignored)
+        return inner
     if refused:
-        if once:
-            return Asked()
         sizes = " ".join(f"{OPTIONS[size]} {value:g} " for size, value in inner.sizes.items())
         hint = (
             f"`clusterctl run {sizes}-- {shlex.join(command)}` starts each rank behind it;"
             " `clusterctl run --once …` runs your line once, on one node"
         )
-    elif wrapper.use == IGNORED:
-        inner.ignored = (shlex.join(words), *inner.ignored)
-        return inner
     if refused or inner.local_rank:
         raise UsageError(
             f"{f'{name} {option}'.strip()} before {inner.launcher} is not supported: clusterctl"
             " starts the ranks itself",
             hint=hint,
         )
-    inner.command, inner.ahead = command, (*words, *inner.ahead)
+    inner.command, inner.ahead = command, (*ahead, *inner.ahead)
     return inner
 
 
@@ -431,7 +376,7 @@ def _is_installed(word: str) -> bool:
     path = Path(word)
     if not (path.is_absolute() or path.parent.parent.joinpath("pyvenv.cfg").is_file()):
         return False
-    names = (*load_launchers(), *load_wrappers(), *_AROUND, *SHELLS, *_OTHER_NAMES)
+    names = (*load_launchers(), *load_wrappers(), *load_tables().aliases, *SHELLS)
     return path.name in {name.split()[0] for name in names} or _is_python(path.name)
 
 
@@ -442,16 +387,16 @@ def _name_command(word: str) -> str:
 def _unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """`python -W error -m torch.distributed.run …` is `torchrun …`, and so is `python
     /usr/bin/torchrun …`: first the options of Python, which ranks do not get from it either."""
-    if words[0] in _OTHER_NAMES:
-        return [], [*_OTHER_NAMES[words[0]], *words[1:]]
-    dropped: list[str] = []
-    rest = list(words[1:]) if _is_python(words[0]) else []
+    aliases = load_tables().aliases
+    if not _is_python(words[0]):
+        return [], [*aliases.get(words[0], words[0]).split(), *words[1:]]
+    dropped, rest = list[str](), list(words[1:])
     while rest and (match := _PYTHON_OPTION.fullmatch(rest[0])):
         flags, letter, value = match.groups()
         if letter == "m":
             dropped += [f"-{flags}"] * bool(flags)
-            module, *rest = [value] * bool(value) + rest[1:] or [""]
-            found = _MODULES.get(module)
+            rest = [value] * bool(value) + rest[1:]
+            found = aliases.get("".join(rest[:1]), "")
             break
         if value and not letter:  # -c, --version
             return [], list(words)
@@ -460,12 +405,11 @@ def _unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
         rest = rest[count:]
     else:
         name = Path(rest[0]).name if rest and _is_installed(rest[0]) else ""
-        found = _OTHER_NAMES.get(name, (name,)) if name else None
-        rest = rest[1:]
-    if found is None:
+        found = aliases.get(name, name)
+    if not found:
         return [], list(words)
     without = [word for word in dropped if word != "-u"]  # ranks have that anyway
-    return without, [*found, *rest]
+    return without, [*found.split(), *rest[1:]]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -479,11 +423,11 @@ _KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
 @cache
 def _make_start_pattern() -> re.Pattern[str]:
     """A launcher at the beginning of a command, perhaps behind others and variables."""
-    names = "|".join(map(re.escape, (*load_launchers(), *_OTHER_NAMES, *_MODULES)))
+    names = "|".join(map(re.escape, (*load_launchers(), *load_tables().aliases)))
     ahead = "|".join(map(re.escape, load_wrappers()))
     return re.compile(
         rf"""(?m)(?:^|[;&|])[ \t]*(?:"""
-        rf"""uv\ run[ \t]+|(?:[\w./-]*/)?(?:{ahead})(?:[ \t]+[-\d]\S*)*[ \t]+"""
+        rf"""(?:[\w./-]*/)?(?:{ahead})(?:[ \t]+[-\d]\S*)*[ \t]+"""
         r"""|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+"""
         r"""|(?:[\w./-]*/)?python[\d.]*[ \t]+(?:-[a-zA-Z]+[ \t]+|-[WX][ \t]*\S+[ \t]+)*?"""
         r"""-[a-zA-Z]*m[ \t]+"""
@@ -496,7 +440,8 @@ def find_launcher(script: str) -> str:
     found = _make_start_pattern().search(re.sub(r"\\\n", " ", script))
     if found is None or _KNOWS.search(script):
         return ""
-    return f"python -m {found[1]}" if found[1] in _MODULES else found[1]
+    is_module = "." in found[1] and found[1] in load_tables().aliases
+    return f"python -m {found[1]}" if is_module else found[1]
 
 
 def find_handed_on(words: Sequence[str]) -> str:
@@ -651,19 +596,31 @@ class _Reader:
             self._read_config(self._config, own=False)
         elif self._launcher.settings:
             self._read_config(_find_settings(self._launcher.settings), own=True)
-        typed = self.asked.typed.get("hosts", "")
-        self.asked.hosts = choose_named(self._named, self._in_files, typed)
+        self.asked.hosts = self._choose_hosts()
         return rest[rest[:1] == ["--"] :]
+
+    def _choose_hosts(self) -> tuple[NamedHost, ...]:
+        """Those of the hosts in a file that are named beside it, or all; without a file, those
+        named. Raises UsageError for a name that the file does not have."""
+        named, slots = _merge_hosts(self._named), dict(_merge_hosts(self._in_files))
+        if not (named and slots):
+            return named or tuple(map(NamedHost, slots, slots.values()))
+        if missing := [host.name for host in named if host.name not in slots]:
+            raise UsageError(
+                f"{self.asked.typed['hosts']}: the host file does not have {missing[0]}",
+                hint="leave one of the two out",
+            )
+        return tuple(NamedHost(name, count or slots[name]) for name, count in named)
 
     def _split(self, rest: list[str]) -> tuple[str, Rule, list[str]]:
         """Takes the next option from `rest`, as it was typed, with its rule and values. Raises
         UsageError for one that is refused."""
         word = rest.pop(0)
         given, equals, value = word.partition("=")
-        rule = self._find(given)
+        rule = self._launcher.find(given)
         if rule is None and not self._launcher.one_dash and word[:2] != "--":
             given, value = word[:2], word[2:]
-            rule, equals = self._find(given), value
+            rule, equals = self._launcher.find(given), value
             if rule and rule.values == 0 and value:  # -lu
                 rest.insert(0, f"-{value}")
                 equals = ""
@@ -689,13 +646,6 @@ class _Reader:
             values.append(rest.pop(0))
             wanted = 1 if rule.use == "pair" and "=" in values[0] else rule.values
         return given, rule, values
-
-    def _find(self, given: str) -> Rule | None:
-        option = given if given[:2] != "--" else given.replace("_", "-")
-        rule = self._launcher.find(option)
-        if rule is None and self._launcher.one_dash and option[:2] != "--" and len(option) > 2:
-            rule = self._launcher.find(f"-{option.replace('_', '-')}")
-        return rule
 
     def _make_unsupported(self, typed: str, why: str, hint: str) -> UsageError:
         return UsageError(f"{typed} is not supported: {why}", hint=hint)
@@ -792,7 +742,6 @@ class _Reader:
         elif kind == "node":
             self.asked.ignored += (typed.removeprefix(f"{self._name} "),)
             self.asked.by_turns = True
-            more = [word for word in more if word.lower()[:3] == "pe="]
         elif kind in ("seq", "rankfile", "dist") or kind.startswith("pe-list"):
             raise self._make_unsupported(
                 typed,
@@ -938,7 +887,7 @@ def fill(
     weak = {name: value for name, value in own.items() if name in settings}
     says_nodes = asked.hosts or asked.excluded or "nodes" in asked.typed
     hosts = () if "nodes" in settings and says_nodes else spec.hosts
-    asked = _drop_foreign_devices(_choose_hosts(asked, hosts, cluster), cluster)
+    asked = _choose_hosts(asked, hosts, cluster)
     if asked.hosts:
         weak.pop("nodes", None)
     elif hosts and "nodes" not in settings:
@@ -1034,21 +983,6 @@ def _choose_hosts(asked: Asked, own: Sequence[str], cluster: Cluster) -> Asked:
     if own and {node.name for node in find_workers(cluster, own, "--nodes")} != set(hosts):
         raise make_contradiction(f"--nodes {','.join(own)}", typed)
     return replace(asked, hosts=tuple(NamedHost(name, count) for name, count in hosts.items()))
-
-
-def _drop_foreign_devices(asked: Asked, cluster: Cluster) -> Asked:
-    """Without `NCCL_SOCKET_IFNAME=ens5` and the like where workers have no such network device:
-    programs would not find each other."""
-    devices = [[item.device for item in node.facts.interfaces] for node in cluster.workers]
-    foreign = {
-        name: f"{name}={value}"
-        for name, value in asked.env.items()
-        if name.endswith("_SOCKET_IFNAME") and not value.startswith("^")
-        for there in devices
-        if not any(device.startswith(tuple(value.lstrip("=").split(","))) for device in there)
-    }
-    env = {name: value for name, value in asked.env.items() if name not in foreign}
-    return replace(asked, env=env, ignored=(*asked.ignored, *foreign.values()))
 
 
 def place_on_hosts(

@@ -173,20 +173,6 @@ def test_a_dry_run_says_what_would_be_built_and_where(
     assert not counted.exists()
 
 
-def test_long_command_lines_do_not_bury_the_error(
-    project: Path, index: Path, install: Install, tmp_path: Path, counted: Path
-) -> None:
-    action = (
-        "[print('g++', '-I/x ' * 200) for _ in range(9)]; sys.exit('a.c:1: error: ' + 'y' * 300)"
-    )
-    put_into_index(index, counted, action=action)
-    with pytest.raises(LaunchError) as caught:
-        install("", here("worker-1", tmp_path))
-    *lines, last = caught.value.message.splitlines()
-    assert max(map(len, lines)) < 200
-    assert last == f"a.c:1: error: {'y' * 300}"
-
-
 def build_projects(*nodes: Node, **variables: str) -> list[own_project.Project]:
     found = resolve_program("train.py", ())
     projects = find_projects(found)
@@ -217,12 +203,16 @@ def test_compiled_parts_of_a_project_are_built_on_a_node_when_they_have_changed(
     build_projects(one)
     assert counted.read_text() == "built\n", "no build file names them"
     tree = resolve_program("train.py", ()).tree
-    key = own_project.hash_compiled(tree, ".")
+
+    def find_key() -> str:
+        return own_project.hash_deciding(tree, ".", compiled=True)
+
+    key = find_key()
     (project / "setup.py").write_text('cythonize("tools/*.py")\n')
     tree = replace(tree, files=(*tree.files, "setup.py"))
-    named = own_project.hash_compiled(tree, ".")
+    named = find_key()
     (project / "tools" / "again.py").write_text("NEW = 1\n")
-    assert len({key, named, own_project.hash_compiled(tree, ".")}) == 3, "it may compile them all"
+    assert len({key, named, find_key()}) == 3, "it may compile them all"
     (project / "setup.py").unlink()
     (project / "code.c").write_text("two")
     (made,) = build_projects(one)
@@ -261,16 +251,3 @@ def test_a_build_may_print_more_than_a_connection_collects(tmp_path: Path) -> No
     assert said.startswith("start\n")
     assert said.endswith("\nend\n")
     assert "bytes are left out here]\n" in said
-
-
-def test_a_file_that_ignore_rules_keep_from_a_build_is_named(
-    project: Path, index: Path, tmp_path: Path, counted: Path, need: Callable[..., None]
-) -> None:
-    need("uv")
-    write_sources(project, counted, action="sys.exit('x: ./src/a.c: No such file or directory')")
-    (project / "src").mkdir()
-    (project / "src" / "a.c").touch()
-    (project / ".clusterctlignore").write_text("a.c\n")
-    with pytest.raises(LaunchError) as caught:
-        build_projects(here("worker-1", tmp_path))
-    assert "src/a.c lies here, and ignore rules keep it" in str(caught.value.hint)

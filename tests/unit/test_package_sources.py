@@ -209,7 +209,7 @@ def test_a_script_does_without_the_python_that_nodes_lack(call: Call, project: P
         ("packages.toml", "", "is not a file of packages"),
         ("environment.yml", "dependencies:\n  - python=3.11\n", "names no packages for pip"),
         ("train.py", "print()\n", "has no `# /// script` block"),
-        ("requirements.txt", b"\xff\xfed\0e\0m\0o\0", "it is not UTF-8"),
+        ("requirements.txt", b"\xff\xfed\0e\0m\0o\0", "line 1 is not UTF-8"),
     ],
 )
 def test_a_file_that_is_not_understood(
