@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Annotated, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from clusterctl.core import text
@@ -75,25 +77,31 @@ def place(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
             f"{max(counts)} ranks on one node are too many for this machine",
             hint=f"a local node takes up to {MOST_ON_LOCAL}",
         )
-    placement, first = [], 0
-    for node, count in zip(workers, counts, strict=True):
-        if count:
-            placement.append(Placement(node=node.name, first=first, count=count))
-            first += count
-    return tuple(placement)
+    return number(workers, counts)
+
+
+def number(workers: Sequence[Node], counts: Sequence[int]) -> tuple[Placement, ...]:
+    """So many ranks on each of them, one node after the other."""
+    ends = accumulate(counts)
+    return tuple(
+        Placement(node=node.name, first=end - count, count=count)
+        for node, count, end in zip(workers, counts, ends, strict=True)
+        if count
+    )
 
 
 def check_sweep(spec: JobSpec) -> None:
     """Raises UsageError for what means nothing to points."""
-    for name, value in (
-        ("--ranks", spec.ranks),
-        ("--ranks-per-node", spec.ranks_per_node),
-        ("--retries", spec.retries),
-        ("--hang-timeout", spec.hang_timeout),
-        ("--resume-args", spec.resume_args),
-        ("--mpirun-arg", spec.mpirun_args),
-        (f"--launcher {spec.launcher}", spec.launcher in ("torchrun", "srun")),
-    ):
+    given = {
+        "--ranks": spec.ranks,
+        "--ranks-per-node": spec.ranks_per_node,
+        "--retries": spec.retries,
+        "--hang-timeout": spec.hang_timeout,
+        "--resume-args": spec.resume_args,
+        "--mpirun-arg": spec.mpirun_args,
+        f"--launcher {spec.launcher}": spec.launcher in ("torchrun", "srun"),
+    }
+    for name, value in given.items():
         if value:
             raise UsageError(
                 f"{name} cannot be combined with --sweep or --array: each point is one process",
@@ -109,12 +117,7 @@ def place_points(cluster: Cluster, spec: JobSpec) -> tuple[Placement, ...]:
     if not sum(slots):
         raise LaunchError("the workers have no slots", hint="`clusterctl status` shows them")
     wanted = min(len(spec.points), parse_concurrency(spec.array) or sum(slots), sum(slots))
-    placement, first = [], 0
-    for node, taken in zip(workers, deal(wanted, slots, by_turns=True), strict=True):
-        if taken:
-            placement.append(Placement(node=node.name, first=first, count=taken))
-            first += taken
-    return tuple(placement)
+    return number(workers, deal(wanted, slots, by_turns=True))
 
 
 def shares_processor(cluster: Cluster, placement: Sequence[Placement]) -> bool:
@@ -283,20 +286,50 @@ def _count_ranks(workers: Sequence[Node], spec: JobSpec) -> list[int]:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_Count = Annotated[int, Meta(ge=1, le=999_999)]
+_Port = Annotated[int, Meta(ge=1, le=65535)]
+_Word = Annotated[str, Meta(pattern=r"^[\w.@+][\w.@+-]*\Z")]
+
+
+class _Line(Struct, forbid_unknown_fields=True):
+    """What a line may say of a host, beside its name."""
+
+    slots: _Count = 0
+    user: _Word = ""
+    port: _Port = 0
+    gpu: _Count = 0
+    python: Annotated[str, Meta(pattern="^/")] = ""
+    role: Literal["", "launcher", "worker"] = ""
+    address: _Word = ""
+
+
+_IGNORED = {"max_slots", "max"}
+"""Open MPI's upper limit: we never oversubscribe machines that are not ours."""
+GRAMMAR = (
+    "one line per host: HOST [slots=N] [gpu=N] [user=NAME] [port=N] [address=ADDRESS]"
+    " [python=/PATH] [role=launcher|worker]"
+)
+_ALIASES = {"gpus": "gpu", "count": "slots", "cpu": "slots", "cpus": "slots"}
 
 
 def parse_hosts(text: str, source: str, user: str = "") -> tuple[Node, ...]:
     """The hosts in the file's order, but the launcher first. What the file leaves out is the
     machine's own answer, or ssh_config's business; roots, addresses among each other and facts are
     found out later. UsageError names the line (`source`:12) that is wrong."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, said in _read_lines(text, source):
-        known = found.setdefault(name, said)
-        if known is not said and "slots" in said:
-            known["slots"] = known.get("slots", 0) + said["slots"]
+    found: dict[str, _Line] = {}
+    # Windows editors begin a file with this mark.
+    for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        try:
+            for name, said in _parse_line(raw):
+                known = found.setdefault(name, said)
+                if known is not said:
+                    known.slots += said.slots
+        except ValueError as error:
+            message = f"{source}:{number}: invalid hostfile line: {raw.strip()!r}: {error}"
+            raise UsageError(message, hint=GRAMMAR) from error
     if not found:
-        raise UsageError(f"{source} lists no hosts", hint="one line per host: HOST [slots=N]")
-    launchers = [name for name, said in found.items() if said.get("role") == "launcher"]
+        raise UsageError(f"{source} lists no hosts", hint=GRAMMAR)
+    launchers = [name for name, said in found.items() if said.role == "launcher"]
     if len(launchers) > 1:
         raise UsageError(
             f"{source}: {' and '.join(launchers)} cannot both be the launcher",
@@ -313,76 +346,33 @@ def parse_hosts(text: str, source: str, user: str = "") -> tuple[Node, ...]:
         Node(
             name=name,
             role=role,
-            address=said.get("address", name),
-            private_address=said.get("address", name),
-            ssh_port=said.get("port", 0),
-            job_port=said.get("port", 0),
-            user=said.get("user", user),
+            address=said.address or name,
+            private_address=said.address or name,
+            ssh_port=said.port,
+            job_port=said.port,
+            user=said.user or user,
             root="",
-            python=said.get("python", ""),
-            slots=said.get("gpu", 0) or said.get("slots", 0),
+            python=said.python,
+            slots=said.gpu or said.slots,
         )
         for name, role, said in zip(names, roles, map(found.__getitem__, names), strict=True)
     )
 
 
-def _read_lines(text: str, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line's host, and what is known of it: the keys of _FIELDS."""
-    # Windows editors begin a file with this mark.
-    for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
-        where = f"{source}:{number}"
-        try:
-            words = shlex.split(raw, comments=True)
-        except ValueError as error:
-            raise _make_error(where, raw, "close the quotes") from error
-        if not words:
-            continue
-        yield _parse_line(words, where, raw)
-
-
-def _parse_line(words: list[str], where: str, raw: str) -> tuple[str, dict[str, Any]]:
-    """`[USER@]HOST [NAME=VALUE …]`."""
-    user, _, host = words[0].rpartition("@")
+def _parse_line(raw: str) -> Iterator[tuple[str, _Line]]:
+    """`[USER@]HOST [NAME=VALUE …]`; nothing in an empty line. Raises ValueError."""
+    first, *words = shlex.split(raw, comments=True) or [""]
+    user, _, host = first.rpartition("@")
+    if not first:
+        return
     if not _NAME.fullmatch(host):
-        hint = "an IPv6 address needs a name in ssh_config" if ":" in host else "a name or address"
-        raise _make_error(where, words[0], hint)
-    said: dict[str, Any] = {"user": user} if user else {}
-    for word in words[1:]:
+        raise ValueError(f"{host} is no name or IPv4 address (IPv6 needs a name in ssh_config)")
+    said: dict[str, str] = {"user": user} if user else {}
+    for word in words:
         name, _, value = word.partition("=")
         if not name or not value:
-            raise _make_error(
-                where, raw, "after the host come NAME=VALUE pairs, without blanks around ="
-            )
+            raise ValueError("expected NAME=VALUE, without blanks around =")
         name = name.replace("-", "_")
-        if name in _IGNORED:
-            continue
-        name = _ALIASES.get(name, name)
-        if name not in _FIELDS:
-            raise _make_error(where, raw, f"known: {', '.join(_FIELDS)}")
-        kind, pattern, hint = _FIELDS[name]
-        if not re.fullmatch(pattern, value) or (name == "port" and int(value) > 65535):
-            raise _make_error(where, word, hint)
-        said[name] = kind(value)
-    return host, said
-
-
-_IGNORED = {"max_slots", "max"}
-"""Open MPI's upper limit: we never oversubscribe machines that are not ours."""
-
-_ALIASES = {"gpus": "gpu", "count": "slots", "cpu": "slots", "cpus": "slots"}
-
-_NUMBER = (int, r"0*[1-9]\d{0,5}", "a number of at least 1")
-_WORD = (str, r"[\w.@+][\w.@+-]*", "letters, digits, dots and dashes")
-_FIELDS: dict[str, tuple[type, str, str]] = {
-    "slots": _NUMBER,
-    "user": _WORD,
-    "port": (int, r"0*[1-9]\d{0,4}", "a port, at most 65535"),
-    "gpu": _NUMBER,
-    "python": (str, "/.*", "an absolute path"),
-    "role": (str, "launcher|worker", "role=launcher or role=worker"),
-    "address": _WORD,
-}
-
-
-def _make_error(where: str, what: str, hint: str) -> UsageError:
-    return UsageError(f"{where}: invalid hostfile line: {what.strip()!r}", hint=hint)
+        if name not in _IGNORED:
+            said[_ALIASES.get(name, name)] = value
+    yield host, msgspec.convert(said, _Line, strict=False)

@@ -16,7 +16,6 @@ from clusterctl.core.job import (
     BatchMpirun,
     JobSpec,
     LaunchPlan,
-    Placement,
     Program,
     ProgramKind,
     Reason,
@@ -28,6 +27,7 @@ from clusterctl.launch.environment import build_environment, list_program
 from clusterctl.launch.hostfile import (
     choose_binding,
     is_oversubscribed,
+    number,
     render_hostfile,
     render_whole_hostfile,
 )
@@ -48,7 +48,7 @@ _NAMED = ("--mca", "--prtemca", "--pmixmca", "-mca")
 """Options whose first value is the name of what they set."""
 
 
-def parse_user_args(values: Sequence[str]) -> list[tuple[str, ...]]:
+def _parse_user_args(values: Sequence[str]) -> list[tuple[str, ...]]:
     """Each option with its values. Raises UsageError for what clusterctl decides itself."""
     found: list[tuple[str, ...]] = []
     for value in values:
@@ -68,45 +68,27 @@ def parse_user_args(values: Sequence[str]) -> list[tuple[str, ...]]:
                 found.append((word,))
             else:
                 found[-1] = (*found[-1], word)
-    once: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for words_of in found:
-        _check(words_of)
-        other = once.setdefault(_name_target(words_of), words_of)
-        if other != words_of and words_of[0] in (*_NAMED, "--map-by", "--bind-to", "--rank-by"):
+    for option in found:
+        name = option[0].partition("=")[0]
+        for hint in (hint for hint, names in load_tables().ours.items() if name in names):
+            raise UsageError(f"--mpirun-arg: clusterctl sets {option[0]} itself", hint=hint)
+        orders = ":".join(option[1:]).lower().split(":")
+        if name in ("--map-by", "--rank-by") and {"node", "span", "seq"} & {*orders}:
             raise UsageError(
-                f"--mpirun-arg: {' '.join(other)} and {' '.join(words_of)} contradict each other",
-                hint="leave one of the two out",
+                f"--mpirun-arg: {' '.join(option)} distributes ranks over the nodes",
+                hint="ranks fill one node after the other; --ranks-per-node sets how many each has",
             )
     return found
 
 
-def _check(words: tuple[str, ...]) -> None:
-    name = words[0].partition("=")[0]
-    for hint in (hint for hint, names in load_tables().ours.items() if name in names):
-        raise UsageError(f"--mpirun-arg: clusterctl sets {words[0]} itself", hint=hint)
-    orders = [part for word in words[1:] for part in word.lower().split(":")]
-    if words[0] in ("--map-by", "--rank-by") and {"node", "span", "seq"} & set(orders):
-        raise UsageError(
-            f"--mpirun-arg: {' '.join(words)} distributes ranks over the nodes",
-            hint="ranks fill one node after the other; --ranks-per-node sets how many each gets",
-        )
-
-
 def merge(flags: Sequence[Flag], values: Sequence[str], nodes: Sequence[Node] = ()) -> list[Flag]:
     """clusterctl's flags, less those that these options set, and these. `nodes` are those of the
-    job, where they are known. Raises UsageError for a network that they do not have, and for cores
-    that a rank would have without being bound to them."""
-    own = [_keep_on_node(words) for words in parse_user_args(values)]
+    job, where they are known. Raises UsageError for a network that they do not have."""
+    own = [_keep_on_node(words) for words in _parse_user_args(values)]
     set_here = {_name_target(words) for words in own}
-    bindings = [words[-1] for words in own if words[0] == "--bind-to"]
     for words in own:
         if words[0] == "--map-by" and ":pe=" in words[-1].lower():  # it binds, too
             set_here.add(("--bind-to",))
-            if wrong := [word for word in bindings if not word.startswith(("core", "hwt"))]:
-                raise UsageError(
-                    f"{' '.join(words)} and --bind-to {wrong[0]} contradict each other",
-                    hint="leave one of the two out",
-                )
         if _name_target(words) == ("--mca", "btl_tcp_if_include"):
             _check_networks(" ".join(words), words[-1].split(","), nodes)
     kept = [flag for flag in flags if _name_target(flag[0]) not in set_here]
@@ -309,7 +291,7 @@ def _list_flags(
         why = "the nodes' user is root; mpirun requires this flag"
         flags.append((("--allow-run-as-root",), why))
     flags += [
-        (("-np", str(sum(counts.values()))), _explain_ranks(request)),
+        (("-np", str(sum(counts.values()))), "as asked, else one rank per GPU, or per worker"),
         # Relative to the job's folder, where mpirun starts: PRRTE splits the path at commas.
         (("--hostfile", "hostfile"), "workers only, slots as this job uses them"),
         (("--map-by", f"slot{several}"), "ranks fill the nodes in the hostfile's order"),
@@ -409,15 +391,6 @@ def _route_daemons(words: Generation, network: Interconnect) -> Flag:
     return (*words.daemons, ",".join(network.cidrs)), f"daemons: {network.reason}"
 
 
-def _explain_ranks(request: Request) -> str:
-    if request.spec.launcher == "torchrun":
-        return "one torchrun per node"
-    if request.spec.ranks or request.spec.ranks_per_node:
-        return "as asked"
-    gpus = any(request.cluster.node(place.node).facts.gpus for place in request.placement)
-    return "one rank per GPU" if gpus else "one rank per worker"
-
-
 # -------------------------------------------------------------------------------------------------
 # What makes ssh, mpirun and python work as a person types them on a node: the settings of a job,
 # as environment variables, which options on a command line override.
@@ -509,12 +482,9 @@ def _list_parameters(plan: LaunchPlan, cluster: Cluster) -> dict[str, str]:
 
 def _plan(cluster: Cluster) -> LaunchPlan | None:
     """A job with a rank on every slot; None where no job with MPI can run on this cluster."""
-    placement, first = [], 0
-    for node in cluster.workers:
-        placement.append(Placement(node=node.name, first=first, count=node.slots))
-        first += node.slots
+    placement = number(cluster.workers, [node.slots for node in cluster.workers])
     spec = JobSpec(program=Program(kind=ProgramKind.COMMAND, target="true"))
-    request = Request(id=0, spec=spec, cluster=cluster, placement=tuple(placement))
+    request = Request(id=0, spec=spec, cluster=cluster, placement=placement)
     try:
         return plan_mpirun(request)
     except LaunchError:

@@ -489,8 +489,6 @@ def test_options_for_mpirun(call: Call, lab: None) -> None:
     argv = call(*words).document["argv"]
     assert "slot:pe=1" in argv
     assert "none" not in argv
-    said = call(*words[:4], "--bind-to", "none", *words[4:])
-    assert (said.code, "contradict" in said.err) == (2, True)
     argv = call(*words[:5], "core:oversubscribe", *words[6:]).document["argv"]
     assert "core:NOOVERSUBSCRIBE" in argv
 
@@ -511,9 +509,3 @@ def test_nodes_that_another_cluster_does_not_have() -> None:
     assert "--nodes 2 instead of worker-9,worker-1" in note
     short = node("gpu-1.site.org", "10.0.0.20", hostname="ip-20.internal")
     assert drop_unknown_hosts(spec(hosts=("gpu-1",)), cluster(FOUR.launcher, short))[1] == ""
-
-
-def test_two_values_of_one_parameter_of_mpirun(call: Call, lab: None) -> None:
-    for one, other in (("--mca pml ob1", "--mca pml cm"), ("--bind-to core", "--bind-to none")):
-        said = call("run", "--dry-run", "--mpirun-arg", one, "--mpirun-arg", other, "train.py")
-        assert (said.code, f"{one} and {other} contradict" in said.err) == (2, True)
