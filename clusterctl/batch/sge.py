@@ -27,7 +27,6 @@ from clusterctl.errors import UsageError
 
 GPUS = re.compile("(n|num_?)?gpus?|gpu_?(cards?|devs?|devices?|num|count)|cuda", re.I)
 """Names of resources that count GPUs."""
-TIMES = ("h_rt", "s_rt", "h_cpu", "s_cpu")
 MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
 
 
@@ -53,22 +52,9 @@ def translate_mail_type(text: str) -> str:
     )
 
 
-def _check_resources(text: str) -> str:
-    for item in text.split(","):
-        name, sign, value = item.partition("=")
-        value = value if sign else "TRUE"  # as qsub reads a name alone
-        if not (name and value):
-            raise UsageError(f"-l {item}: it has no value", hint="-l h_vmem=15G, -l exclusive")
-        if name in TIMES and not re.fullmatch(r"\d+|\d*:\d*:\d*|INFINITY", value, re.A | re.I):
-            raise UsageError(
-                f"-l {item}: {value!r} is not a time", hint=f"-l {name}=12:00:00, or seconds"
-            )
-    return check_value("-l", text)
-
-
 OPTIONS: Sequence[tuple[str, str, Callable[[str], str]]] = (
     ("pe", "-pe ", lambda text: " ".join(check_value("-pe", word) for word in text.split())),
-    ("l", "-l ", _check_resources),
+    ("l", "-l ", partial(check_value, "-l")),
     ("time", "-l h_rt=", lambda text: str(parse_seconds(text))),
     ("mail-type", "-m ", translate_mail_type),
     ("queue", "-q ", partial(check_value, "--queue")),

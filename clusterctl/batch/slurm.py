@@ -28,9 +28,6 @@ from clusterctl.launch.srun import is_in_pyxis
 
 SIZES = re.compile(r"^#SBATCH\s+--(gpus-per-node|ntasks-per-node)[=\s]+([\w:]+)", re.M)
 """Of a script."""
-TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|-1|infinite|unlimited", re.I | re.A)
-"""What --time takes: https://slurm.schedmd.com/sbatch.html#OPT_time"""
-
 SIGNAL = re.compile(r"(?:[BR]+:)?(?:SIG)?([A-Z]+\d?|\d+)(?:@(\d+))?", re.I | re.A)
 """What --signal takes: https://slurm.schedmd.com/sbatch.html#OPT_signal"""
 TAKEN = ("USR1", "TERM")
@@ -132,12 +129,6 @@ class Slurm(QueueSystem):
             raise UsageError(
                 f"--grace {spec.grace:g}s is longer than the {seconds} s of --signal",
                 hint="leave one of the two out: each alone sets how early the job is warned",
-            )
-        limit = spec.native.get("time", "")
-        if limit and not TIME.fullmatch(limit):
-            raise UsageError(
-                f"--time {limit!r} is not a time limit that Slurm accepts",
-                hint="minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, for example --time 12:00:00",
             )
 
     def resolve_size(self, spec: JobSpec) -> JobSpec:

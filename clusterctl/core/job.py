@@ -358,18 +358,15 @@ class Reason(Struct, frozen=True, kw_only=True):
 
 
 class BatchMpirun(Struct, frozen=True, kw_only=True):
-    """How a job of a batch system calls an mpirun. `$NAME` is filled in when the job starts, and
-    what its nodes can do decides among the rest, in the words of `launch.mpi_transport`."""
+    """How a job of a batch system calls an mpirun. `$NAME` is filled in when the job starts."""
 
     command: tuple[str, ...]
     flags: tuple[str, ...]
     by_subnet: tuple[str, ...]
     """Where the first node's device has one address; `by_device` where it has more."""
     by_device: tuple[str, ...]
-    engines: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...]
-    """What an engine needs, its own word, and its flags: the first row that fits."""
-    more: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-    """Flags for each row that fits, the engine's word included."""
+    without_fabric: tuple[str, ...]
+    """Where the first node has no fast network: on others, Open MPI chooses by itself."""
     placed: tuple[str, ...] = ()
     """How ranks are placed and bound, and what the user adds."""
 

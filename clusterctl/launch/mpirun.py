@@ -343,16 +343,7 @@ def plan_batch_calls(args: Sequence[str] = ()) -> dict[int, BatchMpirun]:
 
 
 def _plan_batch_call(words: Generation, placed: tuple[str, ...]) -> BatchMpirun:
-    tables = launch_network.load_tables()
-    *fabrics, tcp = tables.engines
-    engines = [(row.needs, row.pml, _list_words(row.flags)) for row in fabrics]
-    # Sites have fabrics that the table does not know: on those, Open MPI chooses by itself.
-    flags = (*tcp.flags, words.choose_btl(BTL), *words.eager)
-    engines.append((("no-fabric",), tcp.pml, _list_words(flags)))
-    variables = [
-        (row.needs, tuple(word for name in row.names for word in ("-x", f"{name}={row.value}")))
-        for row in tables.variables
-    ]
+    tcp = launch_network.load_tables().engines[-1]
     by_subnet, by_device = (
         _list_words((_route_daemons(words, network), _route_messages(network)))
         for network in (IN_BATCH_JOB, replace(IN_BATCH_JOB, alone=False))
@@ -367,8 +358,7 @@ def _plan_batch_call(words: Generation, placed: tuple[str, ...]) -> BatchMpirun:
         placed=placed,
         by_subnet=by_subnet,
         by_device=by_device,
-        engines=tuple(engines),
-        more=((tables.ucc.needs, _list_words(tables.ucc.flags)), *variables),
+        without_fabric=_list_words((*tcp.flags, words.choose_btl(BTL), *words.eager)),
     )
 
 

@@ -232,11 +232,6 @@ def test_an_option_of_a_stored_job_that_cannot_be(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["30", "30:00", "12:00:00", "2-0", "2-12:30", "UNLIMITED"])
-def test_every_way_to_write_a_time_limit_of_slurm(text: str) -> None:
-    load_system("slurm").resolve(spec(native={"time": text}), site("slurm"))
-
-
 @rows("changes, attempt, said", "batch.why_a_job_begins_again")
 def test_why_a_job_begins_again(changes: dict[str, Any], attempt: int, said: str) -> None:
     reason = changes.pop("reason", "")

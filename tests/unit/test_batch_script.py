@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 from ipaddress import IPv4Interface
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState
-from clusterctl.core.model import Accelerator
 from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import AGENT
 from tests.unit.making import cluster, job, node, request, spec
@@ -104,16 +102,12 @@ TOOLS = {
     "ip": '#!/bin/sh\necho "2: eth0 inet 10.0.0.11/24 brd 10.0.0.255 scope global eth0"\n'
     'case "$*:$SECOND" in *dev*:yes) echo "2: eth0 inet 10.9.0.1/16 scope global eth0" ;; esac\n',
     "ls": '#!/bin/sh\necho "$FABRIC"\n',
-    "ompi_info": "#!/bin/sh\nprintf 'mca:%s:version:\"component:5.0.8\"\\n' $BUILT\n",
-    "ucx_info": "#!/bin/sh\nprintf '#      Transport: %s\\n#         Device: x\\n' $UCX\n",
-    "fi_info": "#!/bin/sh\necho 'provider: tcp'; echo \"provider: $FABRICS\"\n",
 }
 
 
 def called(
     tmp_path: Path,
     mpi: str,
-    backend: str = "auto",
     *,
     hosts: Sequence[int] = (2,),
     ranks: int = 0,
@@ -127,7 +121,7 @@ def called(
         (tmp_path / "bin" / name).chmod(0o755)
     lines = (f"10.0.0.{11 + at} {slots} all.q x\n" for at, slots in enumerate(hosts))
     (tmp_path / "hosts").write_text("".join(lines))
-    made = batch_job("sge", native={"pe": f"mpi {sum(hosts)}"}, ranks=ranks, backend=backend)
+    made = batch_job("sge", native={"pe": f"mpi {sum(hosts)}"}, ranks=ranks)
     plan = launcher.plan_launch(
         "batch", replace(request(), spec=made.spec, cluster=site("sge"), placement=made.placement)
     )
@@ -193,47 +187,9 @@ def test_mpirun_is_told_in_a_batch_job_what_it_is_told_elsewhere(mpi: str, tmp_p
     assert any(name.endswith(" ras") for name in told)
 
 
-OFI = ("pml:ob1", "pml:cm", "mtl:ofi")
-UCX = ("pml:ob1", "pml:ucx", "coll:ucc")
-CUDA = {"accelerator": Accelerator.NVIDIA, "gpus": ["A10G"]}
-ROCM = {"accelerator": Accelerator.AMD, "gpus": ["V520"]}
-
-
-@pytest.mark.parametrize(
-    ("backend", "fabric", "facts"),
-    [
-        ("gloo", "/sys/class/infiniband", {"mpi_components": UCX, "ucx": ("rc_mlx5/mlx5_0:1",)}),
-        ("mpi", "/sys/class/infiniband", {"mpi_components": OFI, "fabrics": ("efa",)}),
-        ("mpi", "/dev/nvidiactl", {**CUDA, "mpi_components": UCX, "ucx": ("cuda_copy/cuda",)}),
-        ("mpi", "/dev/kfd", {**ROCM, "mpi_components": UCX, "ucx": ("rocm_copy/rocm",)}),
-    ],
-    ids=["RDMA", "EFA", "NVIDIA", "AMD"],
-)
-def test_a_batch_job_chooses_among_fabrics_as_other_jobs_do(
-    backend: str, fabric: str, facts: dict[str, Any], tmp_path: Path
-) -> None:
-    said = {
-        "FABRIC": fabric,
-        "BUILT": " ".join(facts["mpi_components"]),
-        "UCX": " ".join(item.partition("/")[0] for item in facts.get("ucx", ())),
-        "FABRICS": " ".join(facts.get("fabrics", ())),
-    }
-    _, told = called(tmp_path, "5.0.11", backend, SECOND="", **said)
-    nodes = [
-        node(name, address, mpi="5.0.11", **facts)
-        for name, address in (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"))
-    ]
-    plan = launcher.plan_launch("mpirun", request(cluster(*nodes), spec(ranks=1, backend=backend)))
-    chosen = re.compile(r"--mca (pml|mtl|coll)|FI_|UCX_|UCC_|OMPI_MCA_mpi_acc")
-    everything = {**plan.env, **parameters(plan.argv)}
-    wanted = {name: value for name, value in everything.items() if chosen.match(name)}
-    assert wanted["--mca pml"] != "ob1"
-    assert {name: value for name, value in told.items() if chosen.match(name)} == wanted
-
-
-def test_a_fabric_that_no_row_knows_is_left_to_open_mpi(tmp_path: Path) -> None:
-    """Omni-Path, say: Open MPI prefers the engine for it."""
-    _, told = called(tmp_path, "4.1.4", FABRIC="/sys/class/infiniband", SECOND="", BUILT="pml:ob1")
+def test_a_fast_network_is_left_to_open_mpi(tmp_path: Path) -> None:
+    """Open MPI prefers the engine for it, as the site has built it."""
+    _, told = called(tmp_path, "4.1.4", FABRIC="/sys/class/infiniband", SECOND="")
     assert "--mca btl_tcp_if_include" in told
     assert not {"--mca pml", "--mca btl"} & set(told)
 
