@@ -11,7 +11,7 @@ from pathlib import Path
 from clusterctl.core import keys
 from tests.conftest import find
 from tests.e2e.cli import Cli
-from tests.sim.machines import Machine, Machines, until
+from tests.sim.machines import Machine, Machines
 
 DEVICES = {"alpha": "eth0", "beta": "ens5"}
 PERSON = 54321
@@ -140,12 +140,3 @@ class Hosts:
         found = [str(path) for path in home.glob(".clusterctl")]
         text = (home / ".ssh" / "authorized_keys").read_text()
         return found + [line for line in text.splitlines() if "clusterctl" in line]
-
-    def mute(self, name: str) -> None:
-        """The host takes connections from now on and never says a word."""
-        code = "import socket, time; s = socket.create_server(('', 22)); time.sleep(600)"
-        machine = self[name]
-        machine.run("pkill", "-x", "sshd")
-        until(lambda: ":22 " not in machine.run("ss", "-ltn"), 10, "sshd is still there")
-        machine.daemon(sys.executable, "-c", code)
-        until(lambda: ":22 " in machine.run("ss", "-ltn"), 10, "nobody listens")

@@ -5,24 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from clusterctl.core import keys
 from tests.attach.lab import Hosts
 from tests.conftest import Need, require_namespaces, require_sshd
 from tests.e2e.cli import Cli, wait_for
-from tests.unit.tables import rows
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
 
-NAMES = ("alpha", "beta", "nopython", "noflock", "full", "mute", "bare")
+NAMES = ("alpha", "beta", "nopython", "bare")
 HIDDEN = {
     "nopython": ["/usr/bin/python3"],
-    "noflock": ["/usr/bin/flock"],
     "bare": ["/usr/bin/flock"],
 }
 
@@ -77,27 +73,6 @@ def test_unlike_hosts_become_a_cluster(hosts: Hosts, cli: Cli) -> None:
         assert hosts.traces(name) == []
         after = (hosts.user_home(name) / ".ssh/authorized_keys").read_text()
         assert after.rstrip("\n") == before[name].rstrip("\n")
-
-
-@pytest.mark.mpi
-def test_a_line_says_who_only_launches(hosts: Hosts, cli: Cli) -> None:
-    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta} role=launcher"))
-    cli.script("who", "#!/bin/sh\nuname -n\n").chmod(0o755)
-    assert cli("run", "who").of(0) == ["alpha"]
-    [launcher] = [node for node in cli.status()["nodes"] if "launcher" in node["role"]]
-    assert launcher["role"] == "launcher"
-    assert launcher["address"] == hosts["beta"].address
-
-
-@pytest.mark.mpi
-def test_no_root_is_needed(hosts: Hosts, cli: Cli) -> None:
-    file = hosts.file(cli, "{alpha}", "{beta}")
-    cli("attach", "lab", "--hosts", file, "--user", "person")
-    cli.script("who", '#!/bin/sh\necho "$(id -un) $(uname -n)"\n').chmod(0o755)
-    done = cli("run", "who")
-    assert done.of(0) + done.of(1) == ["person alpha", "person beta"]
-    cli("detach", "lab")
-    assert hosts.traces("alpha", "person") == hosts.traces("beta", "person") == []
 
 
 @pytest.mark.mpi
@@ -194,17 +169,6 @@ def test_hosts_may_share_a_home(hosts: Hosts, cli: Cli) -> None:
 
 
 @pytest.mark.mpi
-def test_a_cancelled_job_leaves_nothing_on_the_hosts(hosts: Hosts, cli: Cli) -> None:
-    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
-    cli.script("long", "#!/bin/sh\necho started; exec sleep 301\n").chmod(0o755)
-    number = cli.detach("long")
-    wait_for(lambda: cli("logs", number).out.count("started") == 2, 20, "no ranks")
-    assert "no processes left on 2 nodes" in cli("cancel", number).out
-    for name in ("alpha", "beta"):
-        assert "sleep 301" not in hosts[name].run("ps", "ax")
-
-
-@pytest.mark.mpi
 def test_a_lost_host_is_no_bug_of_ours(hosts: Hosts, cli: Cli) -> None:
     """Nor does it look like an exit code of the program, which had none."""
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
@@ -245,30 +209,6 @@ def test_an_unknown_host_key_is_never_taken(hosts: Hosts, cli: Cli) -> None:
     assert "ssh-keyscan" in done.err
     assert cli.json("list")["clusters"] == []
     assert hosts.traces("alpha") == []
-
-
-def test_a_changed_host_key_stops_everything(hosts: Hosts, cli: Cli) -> None:
-    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
-    known = hosts.home / "state" / "clusters" / "lab" / "ssh" / "known_hosts"
-    good = known.read_text()
-    other = keys.generate().public
-    known.write_text(f"{hosts['alpha'].address} {other}\n{hosts['beta'].address} {other}\n")
-    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"), code=4)
-    assert done.err.count("SHA256:") >= 2
-    known.write_text(good)
-
-
-def test_a_key_that_opens_nothing(hosts: Hosts, cli: Cli) -> None:
-    keys.ensure(cli.folder / "stranger")
-    file = hosts.file(cli, "{alpha}", "{beta}")
-    # The person's own keys are shown too, unless ssh_config says otherwise.
-    (hosts.home / ".ssh" / "config").write_text("IdentitiesOnly yes\nIdentityFile none\n")
-    try:
-        done = cli("attach", "lab", "--hosts", file, "--identity", "stranger", code=4)
-    finally:
-        (hosts.home / ".ssh" / "config").unlink()
-    # Equal answers are folded.
-    assert re.search(r"\.\[10-11\]: sshd refused user root with .*stranger", done.err)
 
 
 def test_a_host_without_python_is_refused(hosts: Hosts, cli: Cli) -> None:
@@ -320,25 +260,6 @@ def test_different_mpis_are_said_at_once(hosts: Hosts, cli: Cli) -> None:
     assert "openmpi 3.1.9" in done.err
 
 
-def test_what_is_missing_is_said_of_every_host(hosts: Hosts, cli: Cli) -> None:
-    home = hosts["full"]
-    home.run("mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", "/srv/root-of-full")
-    try:
-        home.run("mkdir", "/srv/root-of-full/.ssh")
-        public = (hosts.home / ".ssh" / "id_ed25519.pub").read_text().strip()
-        home.run("sh", "-c", f"echo '{public}' >/srv/root-of-full/.ssh/authorized_keys")
-        file = hosts.file(cli, "{alpha}", "{full}", "{noflock}")
-        done = cli("attach", "lab", "--hosts", file, code=5)
-    finally:
-        home.run("umount", "/srv/root-of-full")
-    full, noflock = hosts["full"].address, hosts["noflock"].address
-    assert re.search(rf"{full}: clusterctl's folder cannot be written .*No space left", done.err)
-    assert f"{noflock}: lacks flock (sudo apt-get install util-linux)" in done.err
-    assert hosts["alpha"].address not in done.err.partition("clusterctl:")[2]
-    assert hosts.traces("alpha") == []
-    assert cli.json("list")["clusters"] == []
-
-
 def test_a_folder_in_which_no_program_can_start_is_refused(hosts: Hosts, cli: Cli) -> None:
     home, folder = hosts["alpha"], "/srv/root-of-alpha/noexec"
     home.run("mkdir", "-p", folder)
@@ -368,16 +289,6 @@ def test_a_host_where_people_cannot_write_to_dev_null_is_refused(hosts: Hosts, c
         host.run("rm", "/dev/shm/null")
     assert f"{host.address}: cannot write to /dev/null (Permission denied)" in done.err
     assert "lacks" not in done.err
-
-
-@pytest.mark.all
-def test_a_host_that_hangs_is_named_in_time(hosts: Hosts, cli: Cli) -> None:
-    hosts.mute("mute")
-    began = time.monotonic()
-    done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{mute}"), code=4)
-    assert time.monotonic() - began < 40
-    assert f"{hosts['mute'].address}: " in done.err
-    assert "sshd does not answer" in done.err
 
 
 def test_detach_removes_the_folders_that_attach_made(hosts: Hosts, cli: Cli) -> None:
@@ -442,22 +353,6 @@ def test_detach_by_force_leaves_no_job_behind(hosts: Hosts, cli: Cli) -> None:
         assert not re.search("sleep 304|supervise|mpirun|orted|prted", going), going
 
 
-@pytest.mark.all
-def test_detach_by_force_leaves_who_does_not_answer(hosts: Hosts, cli: Cli) -> None:
-    cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha}", "{beta}"))
-    record = hosts.home / "state" / "clusters" / "lab" / "cluster.json"
-    text = record.read_text()
-    record.write_text(text.replace(hosts["beta"].address, "10.0.0.256"))
-    cli("detach", "lab", code=9)
-    assert "could not be removed: 10.0.0.256" in cli("detach", "lab", "--force").err
-    assert cli.json("list")["clusters"] == []
-    assert hosts.traces("alpha") == []
-    assert len(hosts.traces("beta")) == 2
-    record.parent.mkdir(exist_ok=True)
-    record.write_text(text)
-    cli("detach", "--force", "lab")
-
-
 def test_bootstrap_installs_what_is_missing(hosts: Hosts, cli: Cli) -> None:
     """The host's apt-get is one of ours: it brings flock back and notes what it was asked."""
     bare = hosts["bare"]
@@ -495,12 +390,3 @@ def test_a_jump_host_of_ssh_config_is_honoured(hosts: Hosts, cli: Cli) -> None:
         cli("detach", "lab")
     finally:
         config.unlink()
-
-
-@rows("text, words", "hosts.a_bad_line_is_named_and_nothing_made")
-def test_a_bad_line_is_named_and_nothing_made(
-    hosts: Hosts, cli: Cli, text: str, words: str
-) -> None:
-    file = hosts.file(cli, text) if text else cli.script("hosts", "")
-    assert words in cli("attach", "lab", "--hosts", file, code=2).err
-    assert cli.json("list")["clusters"] == []

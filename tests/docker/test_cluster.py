@@ -233,17 +233,3 @@ def test_down_proves_that_nothing_is_left(clusterctl: Clusterctl, engine: Engine
         engine("rm", "-f", stranger)
     assert f"has the label clusterctl.cluster={id}" in clusterctl("down").stderr
     assert labelled(engine, id) == []
-
-
-@pytest.mark.all
-def test_refused_capabilities_cost_a_warning(
-    clusterctl: Clusterctl, engine: Engine, tmp_path: Path
-) -> None:
-    """Where the engine gives less, the cluster comes up all the same, and each loss is said."""
-    refused = engine.try_(
-        *("run", "--rm", "--network=none", "--ulimit", "memlock=-1", "--entrypoint", "/bin/true"),
-        "clusterctl/cpu:1",
-    )
-    said = clusterctl("up", "--provider", "docker", "--workers", "1").stderr
-    assert ("refuses unlimited locked memory" in said) == (refused.returncode != 0)
-    assert "is ready: 1 launcher, 1 worker (containers)" in said

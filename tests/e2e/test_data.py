@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -122,27 +118,3 @@ def test_an_index_travels_with_its_images(cli: Cli) -> None:
     cli("data", "push", "cats")
     (cli.folder / "read.py").write_text(READER.replace("tiny", "cats"))
     assert cli("run", "--ranks", 1, "read.py").of(0) == ["['dataset.yaml', 'train', 'val']"]
-
-
-def test_a_url_is_downloaded_once_and_passed_on_between_nodes(cli: Cli, tmp_path: Path) -> None:
-    """The nodes of namespaces have no internet, not even that of this machine's loopback."""
-    content = bytes(range(256)) * 4000
-    (tmp_path / "big.bin").write_bytes(content)
-    asked: list[str] = []
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_request(self, *_: object) -> None:
-            asked.append(self.path)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path)) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/big.bin"
-        digest = hashlib.sha256(content).hexdigest()
-        with break_once(cli):
-            done = cli.json("data", "get", url, "--sha256", digest, "--name", "large")
-        server.shutdown()
-    assert done["data"][0]["pushed"] == ["worker-1", "worker-2"]
-    assert asked == ["/big.bin"]
-    (cli.folder / "read.py").write_text(READER.replace("tiny", "large"))
-    ran = cli("run", "--ranks", 2, "read.py")
-    assert ran.of(0) == ran.of(1) == ["['big.bin']"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.cli import Cli, kill_node, wait_for
+from tests.e2e.cli import Cli, kill_node
 
 pytestmark = [pytest.mark.netns, pytest.mark.mpi]
 
@@ -79,28 +78,3 @@ def test_a_job_goes_on_without_the_worker_it_has_lost(own: Cli) -> None:
     assert "lost worker-2: continuing job 3 with 1 rank on the others" in done.err
     assert done.of(1)[-1].startswith("step")
     assert int([line for line in done.of(0) if line.startswith("from")][1].split()[1]) >= 20
-
-
-@pytest.mark.all
-def test_a_detached_job_shrinks_while_nobody_follows(own: Cli) -> None:
-    """Its supervisor goes on with the nodes that are left, twice: the second time without rank 0's,
-    of whose snapshot it has a copy."""
-    own("up", "--workers", "3")
-    own.script("asks.py", ASKS.replace("< 100", "< 500"))
-    given = ("--keep-files", "snapshot", "--resume-args", "--resume {snapshot}")
-    number = own.detach("--on-node-loss", "shrink", *given, "asks.py")
-    [launcher] = [node for node in own.status()["nodes"] if node["name"] == "launcher"]
-    copy = Path(launcher["root"], "jobs", str(number), "mirror", "worker-1", "snapshot")
-    wait_for(lambda: own("logs", number, "--rank", 0).out.count("step") > 20, 60, "20 steps")
-    for node, left in (("worker-3", 2), ("worker-1", 1)):
-        kill_node(own, node)
-        wait_for(lambda left=left: own.job(number)["ranks"] == left, 90, f"{left} ranks")
-        wait_for(lambda left=left: left == 1 or copy.exists(), 60, "a copy")
-    done = own("logs", number, "--follow")
-    assert done.code == 0, done
-    job = own.job(number)
-    assert (job["state"], job["attempt"], job["placement"]) == ("succeeded", 3, {"worker-2": [0]})
-    assert done.of(0)[-2] == "step 500"
-    [begun] = [int(line.split()[1]) for line in done.of(0) if line.startswith("from")]
-    assert begun > 20
-    assert own.jobs().keys() == {number}

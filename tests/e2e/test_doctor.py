@@ -39,15 +39,6 @@ time.sleep(20)
 """
 
 
-LOCALHOST = """
-import os
-import torch.distributed as dist
-os.environ["MASTER_ADDR"] = "localhost"
-print("on", flush=True)
-dist.init_process_group("gloo")
-"""
-
-
 def diagnosed(cli: Cli, number: int, kind: str) -> dict[str, Any]:
     """The first finding, as soon as it is of this kind: a job needs its time to hang or fail."""
     found: list[dict[str, Any]] = []
@@ -79,18 +70,6 @@ def test_a_rank_that_skips_an_all_reduce(cli: Cli) -> None:
     assert "rank 0: all_reduce at skips.py" in said
     roots = [Path(node["root"]) for node in cli.status()["nodes"]]
     assert [str(left) for root in roots for left in root.glob(".doctor*")] == []
-
-
-@pytest.mark.all
-def test_ranks_that_look_for_the_others_on_their_own_machines(cli: Cli) -> None:
-    """What the program has set is in no environment that the kernel shows."""
-    cli.script("localhost.py", LOCALHOST)
-    number = cli.detach("localhost.py")
-    wait_for(lambda: output_of(cli, number).count("on") == 2, 60, "both ranks")
-    found = diagnosed(cli, number, "rendezvous")
-    assert found["ranks"] == [1]
-    assert "rank 1 on worker-2 cannot connect" in found["text"]
-    assert any("MASTER_PORT localhost:" in line for line in found["lines"])
 
 
 @pytest.mark.netns

@@ -49,7 +49,7 @@ def test_loopback_does_all_that_namespaces_do(make_cli: MakeCli) -> None:
 @pytest.mark.netns
 def test_odd_paths_everywhere(make_cli: MakeCli) -> None:
     """A state home and a working folder with blanks, quotes, `$`, `;` and what not."""
-    cli = make_cli(f"state of {ODD}", f"work in {ODD}")
+    cli = make_cli(f"-state =[a]{{b}}|c<d> of {ODD}", f"work in {ODD}")
     cli("up")
     cli.script(
         f"sub {ODD}/prog {ODD}.py",
@@ -77,14 +77,3 @@ def test_odd_paths_everywhere(make_cli: MakeCli) -> None:
     cli("down", "--discard")
     assert traces.left() == []
     assert cli("logs", done.job, "--rank", 3).of(3) == done.of(3)
-
-
-@pytest.mark.parametrize("home", ["=[a]{b}|c<d>", "-dash"])
-def test_every_verb_works_with_any_state_home(make_cli: MakeCli, home: str) -> None:
-    """What ssh, mpirun and sh each read in their own way."""
-    cli = make_cli(home)
-    cli("up", "--workers", 1)
-    assert cli("ssh", "worker-1", "--", "echo here").out == "here\n"
-    cli.script("who.py", "import os; print(os.environ['RANK'], flush=True)")
-    assert cli("run", "--ranks", 2, "who.py").of(1) == ["1"]
-    cli("down")

@@ -54,29 +54,6 @@ def test_cancel_from_another_terminal(cli: Cli, cluster_id: str) -> None:
     assert "no processes left on" in again.out
 
 
-def test_polite_ranks_have_time_to_save(cli: Cli) -> None:
-    """SIGTERM comes first: a program has two seconds to finish a snapshot, and is heard."""
-    cli.script(
-        "polite.py",
-        "import os, signal, sys, time\n"
-        "def stop(*_):\n"
-        "    time.sleep(2); open('saved', 'w').close(); print('saved', flush=True); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, stop)\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(300)\n",
-    )
-    started = cli.start("run", "polite.py")
-    started.until("ready", times=2)
-    number = started.now().job
-    cli("cancel", number)
-    done = started.wait(20)
-    assert done.code == 130
-    logs = cli("logs", number)
-    assert [logs.of(rank) for rank in (0, 1)] == [["ready", "saved"]] * 2
-    fetched = cli.json("fetch", number)
-    assert [item["path"] for item in fetched["files"]] == ["saved", "saved"]
-
-
 def test_ctrl_c_while_waiting_in_the_queue(cli: Cli, cluster_id: str) -> None:
     slots = cli.status()["nodes"][1]["slots"]
     cli.script("waits.py", "import time; print('on', flush=True); time.sleep(300)")

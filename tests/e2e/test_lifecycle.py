@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cli import Cli, Traces, tagged
-from tests.e2e.conftest import MakeCli
 
 pytestmark = pytest.mark.sshd
 
@@ -36,25 +35,6 @@ def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli) -> None:
     assert own.json("list")["clusters"] == []
     again = own.json("down")
     assert again["existed"] is False
-
-
-def test_status_and_list_agree_with_up(cli: Cli) -> None:
-    """The record and the machines say the same."""
-    status = cli.status()
-    live = cli.status("--live")
-    (listed,) = cli.json("list")["clusters"]
-    assert listed["id"] == status["id"] == live["id"]
-    assert status["phase"] == "ready"
-    assert status["provider"] == "local"
-    assert status["dollars"] == 0
-    assert status["mode_reason"]
-    assert all("live" not in node for node in status["nodes"])
-    assert all(node["live"].startswith("running") for node in live["nodes"])
-    assert all(node["mpi"]["flavour"] == "openmpi" for node in status["nodes"])
-    text = cli("status").out
-    assert all(node["name"] in text for node in status["nodes"])
-    assert status["mode"] in text
-    assert "default" in cli("list").out
 
 
 WRITE_SHARED = """
@@ -107,33 +87,6 @@ def test_down_with_a_job_running_ends_it_and_says_so(own: Cli) -> None:
     assert gone["jobs_cancelled"] == [number]
     assert traces.left() == []
     assert own.job(number)["state"] == "cancelled"
-
-
-@pytest.mark.all
-def test_several_clusters_have_to_be_named(make_cli: MakeCli) -> None:
-    """With two clusters a verb asks which; -c, the argument and CLUSTERCTL_CLUSTER answer."""
-    cli = make_cli()
-    cli("up", "red", "--workers", 1)
-    cli("up", "blue", "--workers", 1)
-    cli.script("who.py", "print('ran', flush=True)")
-    for words in (("status",), ("run", "who.py"), ("ssh", "--", "true"), ("down",)):
-        refused = cli(*words, code=2)
-        assert "blue" in refused.err
-        assert "red" in refused.err
-    assert cli.status("red")["cluster"] == "red"
-    assert cli.status("-c", "blue")["cluster"] == "blue"
-    assert cli.json("status", env={"CLUSTERCTL_CLUSTER": "blue"})["cluster"] == "blue"
-    assert cli("run", "-c", "red", "who.py").of(0) == ["ran"]
-    assert cli("run", "who.py", env={"CLUSTERCTL_CLUSTER": "blue"}).of(0) == ["ran"]
-    jobs = cli.jobs().values()
-    assert sorted(job["cluster"] for job in jobs) == ["blue", "red"]
-    red, blue = Traces.of(cli, "red"), Traces.of(cli, "blue")
-    cli("down", "red")
-    assert red.left() == []
-    assert blue.left() != []
-    assert cli.status()["cluster"] == "blue"
-    unknown = cli("status", "red", code=7)
-    assert "blue" in unknown.err
 
 
 def test_up_dry_run_makes_nothing(own: Cli, tmp_path: Path) -> None:

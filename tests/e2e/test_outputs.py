@@ -84,17 +84,6 @@ if before + 1 < int(sys.argv[1]):
 """
 
 
-def test_retries_carry_outputs_over(cli: Cli) -> None:
-    """A program that saves its state goes on where it was, on the same nodes."""
-    cli.script("counts.py", COUNTS_RUNS)
-    done = cli("run", "--retries", 3, "counts.py", 3)
-    assert done.code == 0
-    assert done.of(0)[-1] == "run 3"
-    assert done.of(1)[-1] == "run 3"
-    job = cli.job(done.job)
-    assert (job["state"], job["attempt"]) == ("succeeded", 3)
-
-
 def test_rerun_is_fresh_and_resume_goes_on(cli: Cli) -> None:
     cli.script("counts.py", COUNTS_RUNS)
     first = cli("run", "counts.py", 3, code=4)

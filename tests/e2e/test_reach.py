@@ -201,38 +201,6 @@ def test_a_shell_on_a_terminal(cli: Cli) -> None:
     assert "/dev/pts/" in done.out
 
 
-def test_ssh_and_mpirun_work_on_a_node_as_typed(cli: Cli) -> None:
-    """In the shell that `clusterctl ssh` opens, the commands of the README of the first version."""
-    # mpirun would read what is typed ahead.
-    typed = (
-        "hostname; ssh -n worker-1 'echo on $(hostname)'; ssh -n nowhere true || echo refused\n"
-        "mpirun -np 4 --hostfile ~/hostfile python reduce_all.py --no-table </dev/null >out\n"
-        "for n in 1 2 3; do\n"
-        "mpirun -np 4 --hostfile ~/hostfile sh -c 'echo at $CLUSTERCTL_DATA' </dev/null >at\n"
-        "done; cat out at\n"
-    )
-    ours, theirs = os.pipe()
-    running = cli.start("ssh", "launcher", stdin=ours)
-    os.close(ours)
-    os.write(theirs, typed.encode())
-    os.close(theirs)
-    wait_for(
-        lambda: running.process.poll() is not None,
-        90,
-        lambda: f"the shell to end: {running.out}{running.err}",
-    )
-    done = running.wait()
-    assert done.code == 0, done
-    mode = cli.status()["mode"]
-    if mode == "namespaces":
-        assert "on worker-1\n" in done.out
-    assert "refused" in done.out
-    assert "4 ranks" in done.out, done
-    roots = [node["root"] for node in cli.json("status")["nodes"] if node["role"] == "worker"]
-    if mode == "namespaces":
-        assert all(f"at {root}/data" in done.out for root in roots), done
-
-
 def test_relative_paths_are_of_the_nodes_own_home(cli: Cli) -> None:
     """Local nodes share this machine's accounts, but not their homes."""
     own = cli("ssh", "worker-1", "--", "pwd").out.strip()

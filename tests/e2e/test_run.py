@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Need
-from tests.e2e.cli import STUBBORN, Cli, of_job, wait_for
+from tests.e2e.cli import STUBBORN, Cli, of_job
 from tests.terminal import Terminal
 from tests.unit.tables import read_rows
 
@@ -48,21 +48,6 @@ def test_arguments_reach_the_program_unchanged(cli: Cli) -> None:
     again = cli("rerun", done.job)
     assert json.loads(again.of(0)[0]) == ARGUMENTS
     assert cli.job(done.job)["args"] == ARGUMENTS
-
-
-def test_arguments_reach_a_module_and_torchruns_ranks_unchanged(cli: Cli) -> None:
-    cli.script("pack/__init__.py", "")
-    text = (
-        "import json, os, sys\n"
-        "assert __name__ == '__main__' and __package__ == 'pack'\n"
-        "print(json.dumps(sys.argv[1:]), flush=True)"
-    )
-    cli.script("pack/train.py", text)
-    cli.script("pack/__main__.py", text)
-    assert json.loads(cli("run", "-m", "pack.train", *ARGUMENTS).of(1)[0]) == ARGUMENTS
-    assert json.loads(cli("run", "-m", "pack", "-m", "5").of(1)[0]) == ["-m", "5"]
-    done = cli("run", "--launcher", "torchrun", "-m", "pack.train", *ARGUMENTS)
-    assert json.loads(done.of(1)[0]) == ARGUMENTS
 
 
 def test_an_executable_and_a_script_without_suffix(cli: Cli) -> None:
@@ -127,16 +112,6 @@ def test_the_programs_exit_code_is_passed_and_the_first_failing_rank_named(
     assert job["failure"] == {"rank": 2, "node": "worker-2", "exit_code": 3}
     assert job["program_exit_code"] == 3
     assert set(job["survivors"].values()) == {0}
-
-
-def test_a_rank_killed_by_a_signal_is_said_so(cli: Cli) -> None:
-    cli.script(
-        "dies.py",
-        "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 11)\ntime.sleep(60)",
-    )
-    done = cli("run", "dies.py", code=128 + 11, timeout=30)
-    assert "rank 1 on worker-2" in done.err
-    assert "SIGSEGV" in done.err
 
 
 def test_not_one_line_is_lost(cli: Cli) -> None:
@@ -205,38 +180,6 @@ def test_progress_bars_are_seen_while_they_run(cli: Cli) -> None:
     assert "[0] 100%|" in cli("run", "bar.py").err
 
 
-def test_curves_of_what_trainers_print(cli: Cli) -> None:
-    """nanoGPT's lines, Hugging Face's dicts and Lightning's bars, during the job and after it."""
-    opened = cli.folder / "go-on"
-    cli.script(
-        "train.py",
-        "import os, pathlib, sys, time\n"
-        "for step in (1, 2):\n"
-        "    if os.environ['RANK'] == '0':\n"
-        "        print(f'iter {step}: loss {step / 8}, time 12.30ms, mfu 1.20%', flush=True)\n"
-        "        print({'eval_loss': step / 4, 'epoch': step / 2}, flush=True)\n"
-        "    else:\n"
-        "        bar = f'{step}/2 [00:01<00:01, 1.0it/s, train_loss=0.{step}]'\n"
-        "        print(f'\\rEpoch 0:  50%|█  | {bar}', end='', file=sys.stderr, flush=True)\n"
-        f"while not pathlib.Path({str(opened)!r}).exists(): time.sleep(0.02)\n",
-    )
-    number = cli.detach("--ranks", 2, "train.py")
-    wait_for(lambda: cli("logs", number, "--metrics").out.count("\n") >= 6, 30, "the metrics")
-    shown = {line["rank"]: line for line in cli.json("top", number, "--once")["ranks"]}
-    assert [(shown[rank]["step"], shown[rank]["loss"]) for rank in (0, 1)] == [(2, 0.25), (2, 0.2)]
-    opened.touch()
-    cli.until_state(number, "succeeded")
-    assert cli("logs", number, "--metrics", "--csv").out.splitlines() == [
-        "rank,epoch,step,loss,time_ms,mfu,eval_loss,train_loss",
-        "0,,1,0.125,12.3,1.2,,",
-        "0,0.5,,,,,0.25,",
-        "0,,2,0.25,12.3,1.2,,",
-        "0,1.0,,,,,0.5,",
-        "1,0,1,,,,,0.1",
-        "1,0,2,,,,,0.2",
-    ]
-
-
 def gate(language: str, path: Path) -> str:
     """A program that prints, waits for a file, and prints again."""
     if language == "python":
@@ -274,14 +217,6 @@ def test_output_appears_while_the_program_runs(
     done = running.wait(30)
     assert done.code == 0
     assert done.of(1) == ["first", "second"]
-
-
-def test_ranks_land_where_they_were_asked_for(cli: Cli) -> None:
-    cli.script("who.py", WHO)
-    done = cli("run", "--ranks", "3", "who.py")
-    assert [done.of(rank) for rank in range(3)] == [[f"rank {rank} of 3"] for rank in range(3)]
-    job = cli.job(done.job)
-    assert (list(job["placement"].values()), job["ranks"]) == ([[0, 1], [2]], 3)
 
 
 @pytest.mark.netns  # each node a host of its own
@@ -345,30 +280,6 @@ def test_json_of_run_is_lines_and_a_result(cli: Cli) -> None:
     assert result["state"] == "failed"
     good = cli("run", "--json", "--ranks", 1, "both.py").documents()[-1]
     assert (good["exit_code"], good["program_exit_code"], good["state"]) == (0, 0, "succeeded")
-
-
-def test_json_of_the_other_job_verbs(cli: Cli) -> None:
-    """run --detach, jobs, logs, fetch, cancel: documents that scripts can rely on."""
-    cli.script(
-        "makes.py", "import os; open('made-' + os.environ['RANK'], 'w').write('x'); print(1)"
-    )
-    started = cli.json("run", "--detach", "makes.py")
-    number = started["id"]
-    assert started["cluster"] == "default"
-    assert started["state"] in ("running", "queued")
-    row = cli.until_state(number, "succeeded")
-    assert row["program_exit_code"] == 0
-    assert row["seconds"] >= 0
-    *lines, result = cli("logs", number, "--json").documents()
-    assert (result["schema"], result["id"], result["exit_code"]) == (1, number, 0)
-    assert sorted(line["rank"] for line in lines) == [0, 1]
-    assert {(line["stream"], line["line"]) for line in lines} == {("stdout", "1")}
-    fetched = cli.json("fetch", number)
-    names = sorted((item["node"], item["path"]) for item in fetched["files"])
-    assert names == [("worker-1", "made-0"), ("worker-2", "made-1")]
-    cancelled = cli.json("cancel", number)
-    assert cancelled["job"]["state"] == "succeeded"
-    assert set(cancelled["job"]["survivors"].values()) <= {0}
 
 
 def test_a_reader_that_leaves_is_no_traceback(cli: Cli) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +13,6 @@ from tests.e2e.cli import Cli, wait_for
 
 pytestmark = [pytest.mark.sshd, pytest.mark.netns]
 
-CGROUPS = Path("/sys/fs/cgroup")
-NOISE = """
-for one in $(seq 24); do
-    setsid timeout 60 sh -c 'while :; do :; done' </dev/null >/dev/null 2>&1 &
-    echo $! >>/run/noise
-done
-"""
-"""More than other tests that run on this machine: to each session Linux gives an equal share."""
 
 Row = tuple[str, str, str]
 
@@ -74,53 +65,6 @@ def test_a_link_without_a_connection(cli: Cli) -> None:
     [(subject, _, text)] = [row for row in found if row[1] == "link"]
     assert subject == "worker-1 – worker-2"
     assert "no connection" in text
-
-
-@pytest.mark.all
-def test_a_noisy_neighbour(cli: Cli) -> None:
-    """A program on the node itself, not only one on the machine that all nodes share."""
-    with broken(
-        cli,
-        "worker-1",
-        NOISE,
-        "kill $(cat /run/noise) && rm /run/noise",
-    ):
-        found = low(cli, "--quick")
-    [(subject, _, text)] = [row for row in found if row[1] == "processor"]
-    assert subject == "worker-1"
-    assert "most of all sh (process " in text
-
-
-@pytest.mark.all
-def test_a_node_that_a_cgroup_slows_down(own: Cli) -> None:
-    version_1 = CGROUPS / "cpu"
-    tree = version_1 if version_1.is_dir() else CGROUPS
-    group = tree / f"verify-{os.getpid()}"
-    own("up")
-    if tree == CGROUPS:
-        (tree / "cgroup.subtree_control").write_text("+cpu")
-    group.mkdir()
-    try:
-        if tree == CGROUPS:
-            (group / "cpu.max").write_text("10000 100000")
-        else:
-            (group / "cpu.cfs_quota_us").write_text("10000")
-        enter = f"for one in /proc/[0-9]*; do echo ${{one#/proc/}} >{group}/cgroup.procs; done"
-        own("ssh", "worker-2", "--", f"({enter}) 2>/dev/null; true")
-        slow: list[Row] = []
-
-        def found() -> bool:
-            """In a try in which other tests leave the node as much as the limit does."""
-            document = own("verify", "--quick", "--json", code=None).document()
-            slow[:] = [row for row in rows(document, "low") if row[1] == "processor"]
-            return bool(slow)
-
-        wait_for(found, 60, "verify to see the limit")
-    finally:
-        own("down", "--discard", timeout=120)
-        remove(group)
-    assert [subject for subject, _, _ in slow] == ["worker-2"]
-    assert "a limit of its cgroup stops a thread in " in slow[0][2]
 
 
 def remove(group: Path) -> None:

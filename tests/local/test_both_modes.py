@@ -20,7 +20,7 @@ from clusterctl.machines.local import processes
 from clusterctl.machines.local.processes import Process
 from tests.conftest import NOT_ROOT, missing
 from tests.local.conftest import MakeLab
-from tests.local.lab import Lab, drive
+from tests.local.lab import Lab
 
 WEIRD = "a b$HOME;'q\"\\%h#é*"
 
@@ -189,17 +189,6 @@ def test_a_node_whose_key_is_lost_gets_another(lab: Lab) -> None:
     assert after["launcher"] == before["launcher"]
     assert after["worker-1"] != before["worker-1"]
     assert lab.ssh("worker-1", "echo trusted") == "trusted"
-
-
-def test_a_cluster_outlives_its_maker(lab: Lab) -> None:
-    """The process that created it is gone when the next one looks."""
-    done = subprocess.run(
-        drive(lab, "up", 2), capture_output=True, text=True, timeout=20, start_new_session=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lab.up(2)
-    assert lab.said[0] == "all 3 nodes already running"
-    assert lab.ssh("worker-2", "echo alive") == "alive"
 
 
 def test_down_ends_all_that_runs_on_the_nodes(lab: Lab) -> None:

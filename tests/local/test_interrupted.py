@@ -6,8 +6,6 @@ whole run; others come in between at random, so that what we started is hit half
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import subprocess
 import time
@@ -72,23 +70,6 @@ def test_up_and_down_after_a_killed_down(lab: Lab) -> None:
             works(lab)
         lab.down()
         assert lab.leftovers() == []
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.netns
-def test_up_after_a_kill_at_a_random_time(make_lab: MakeLab, seed: int) -> None:
-    lab = make_lab(mode="namespaces")
-    victim = subprocess.Popen(drive(lab, "up", 2), stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 10
-    while not lab.site.nodes.exists() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    time.sleep(random.Random(seed).uniform(0, 0.1))
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
-    if seed % 2:
-        works(lab)
-    lab.down()
-    assert lab.leftovers() == []
 
 
 @pytest.mark.parametrize("at", ["network.write_files(everyone)", "os.write(word"])

@@ -65,15 +65,6 @@ def test_a_node_is_a_machine(lab: Lab) -> None:
         ]
 
 
-def test_nodes_talk_to_each_other_under_their_names(lab: Lab) -> None:
-    lab.up(2)
-    peers = " ".join([*lab.nodes, "localhost"])
-    knock = f"for peer in {peers}; do exec 3<>/dev/tcp/$peer/22; head -n 1 <&3; done"
-    for name in lab.nodes:
-        banners = lab.ssh(name, f"bash -c '{knock}'").splitlines()
-        assert [banner[:8] for banner in banners] == ["SSH-2.0-"] * 4
-
-
 def test_a_node_sees_nothing_of_the_others_nor_of_the_state_home(lab: Lab) -> None:
     (lab.home / "secret").parent.mkdir(parents=True)
     (lab.home / "secret").write_text("of the user")

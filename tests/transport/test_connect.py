@@ -238,12 +238,6 @@ def test_failure_prints_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-def test_importing_is_cheap() -> None:
-    code = "import sys, clusterctl.transport.pool; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"paramiko", "fabric", "invoke", "cryptography"} & set(done.stdout.split())
-
-
 # -------------------------------------------------------------------------------------------------
 # Jump hosts, the user's ssh_config, agent and proxy commands: honoured for their hosts only.
 

@@ -320,48 +320,6 @@ print(deadline.passed, deadline.wait(event.wait), deadline.passed)
     assert stopped(program) == "False False True"
 
 
-def test_programs_have_the_time_that_they_were_given() -> None:
-    program = """
-from clusterctl import process
-print("ready", flush=True)
-result = process.run(["/bin/sh", "-c", "cat; sleep 1; echo done"], timeout=2.5, stdin=b"said ")
-print(result.text, result.error)
-"""
-    assert stopped(program) == "said done"
-
-
-def test_terraform_is_not_killed_for_it(tmp_path: Path) -> None:
-    program = """
-import os, pathlib, sys
-from clusterctl import process
-script = "trap 'echo asked to end' INT; sleep 4; echo ended by itself"
-print("ready", flush=True)
-found = process.watch(
-    ["/bin/sh", "-c", script], log=pathlib.Path(sys.argv[1], "log"), cwd=pathlib.Path("/"),
-    env=dict(os.environ), on_line=lambda line: print(line.decode(), flush=True),
-    on_start=lambda pid: None, on_interrupt=lambda: None, timeout=2.4, grace=0.1)
-"""
-    assert stopped(program, tmp_path) == "ended by itself"
-
-
-def test_sshd_that_answers_is_not_taken_for_silent(tmp_path: Path) -> None:
-    """What the local and Docker providers ask before they replace a node."""
-    program = """
-import socket, threading, time
-from clusterctl.machines.networks import probe
-server = socket.create_server(("127.0.0.1", 0))
-def serve():
-    taken, _ = server.accept()
-    time.sleep(1)
-    taken.sendall(b"SSH-2.0-here")
-    time.sleep(9)
-threading.Thread(target=serve, daemon=True).start()
-print("ready", flush=True)
-print(probe({"worker-1": server.getsockname()}, seconds=2.5))
-"""
-    assert stopped(program) == "{'worker-1': ''}"
-
-
 SSH = """
 import sys
 from pathlib import Path
@@ -374,17 +332,6 @@ node = Node(name="worker-1", role=Role.WORKER, address="127.0.0.1", private_addr
 identity, known_hosts = (Path(folder, name) for name in ("user", "known_hosts"))
 transport = SshTransport(Target(node, identity, known_hosts))
 """
-
-
-@pytest.mark.sshd
-def test_a_command_has_the_time_that_it_was_given(sshd: Sshd) -> None:
-    program = f"""{SSH}
-transport.connect(20)
-print("ready", flush=True)
-result = transport.run("sleep 5; echo done", timeout=4.5)
-print(result.text, result.error)
-"""
-    assert stopped(program, sshd.port, sshd.folder, sshd.node.user) == "done"
 
 
 @pytest.mark.sshd

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from threading import Event
 
+import clusterctl
 from clusterctl.core.clock import Deadline, RunningClock
 
 
@@ -60,3 +62,13 @@ def test_a_block_that_has_ended_is_left_alone() -> None:
     for _ in range(20):
         machine.go_on(0.25)
     assert not ended.wait(0.1)
+
+
+def test_limits_do_not_count_time_in_which_the_process_stood_still() -> None:
+    """Those of nodes, programs and Terraform. How long something took, the usual clock tells."""
+    source = Path(clusterctl.__file__).parent
+    files = [*source.glob("t[re]*/*.py"), source / "process.py", source / "machines/networks.py"]
+    files.remove(source / "transport/spreading.py")  # it has limits of its own
+    looks = [line for file in files for line in file.read_text().splitlines() if "time.m" in line]
+    assert looks
+    assert [line for line in looks if "started" not in line] == []
