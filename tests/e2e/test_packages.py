@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import wheels
 from tests.e2e.cli import Cli
-from tests.unit.packaged import BUILT, make_project
+from tests.unit.packaged import make_project
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -93,29 +92,3 @@ def build_wheel(out, config_settings=None, metadata_directory=None):
 LOADS = (
     "import ctypes, os\nf = ctypes.CDLL(os.path.dirname(__file__) + '/_c.so').f\nSTATE = 'old'\n"
 )
-
-
-def test_machine_code_of_a_project_is_built_on_the_first_worker(
-    cli: Cli, need: Callable[..., None]
-) -> None:
-    """With its code beside that of the tree, on all workers; again only where it has changed."""
-    need("cc")
-    code, package = cli.folder / "c.c", cli.folder / "src" / "mine" / "__init__.py"
-    package.parent.mkdir(parents=True)
-    package.write_text(LOADS)
-    (cli.folder / "backend.py").write_text(BACKEND)
-    (cli.folder / "pyproject.toml").write_text(
-        f'[project]\nname = "mine"\nversion = "1"\n{BUILT}# ext_modules\n'
-    )
-    (cli.folder / "t.py").write_text("import mine; print(mine.f(), mine.STATE)\n")
-    code.write_text("int f(void) { return 5 }\n")
-    failed = cli("run", "t.py", code=6).err
-    assert "mine cannot be built on worker-1" in failed
-    assert "expected ‘;’" in failed or "expected ';'" in failed
-    code.write_text(code.read_text().replace("5", "5;"))
-    done = cli("run", "t.py")
-    assert (done.of(0), done.of(1)) == (["5 old"], ["5 old"])
-    assert "mine is built on worker-1" in done.err
-    package.write_text(LOADS.replace("old", "new"))
-    done = cli("run", "t.py")
-    assert (done.of(1), "buil" in done.err) == (["5 new"], False)

@@ -7,13 +7,11 @@ import base64
 import doctest
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.actions.common import open_store
-from clusterctl.api import Cluster
 from tests.e2e.cli import ROOT, Cli
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
@@ -65,25 +63,3 @@ def call(number):
         file.write("x")
     return helper.double(number)
 """
-
-
-HELPER = "import os\ndef double(number):\n    return int(os.environ['FACTOR']) * number\n"
-
-
-def test_a_function_of_a_module_imports_its_neighbours(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it writes is an output of its job; what carries the call is not."""
-    monkeypatch.setenv("CLUSTERCTL_HOME", str(cli.home))
-    monkeypatch.chdir(cli.folder)
-    monkeypatch.syspath_prepend(cli.folder)
-    (cli.folder / "helper.py").write_text(HELPER)
-    (cli.folder / "project_of_a_test.py").write_text(MODULE)
-    from project_of_a_test import call  # type: ignore[import-not-found]
-
-    cluster = Cluster.attach()
-    assert cluster.run(call, 21, env={"FACTOR": "2"}) == [42, 42]
-    folder = cluster.fetch(to="out")
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert {path for path in found if "/" in path} == {"worker-1/made.txt", "worker-2/made.txt"}
-    assert isinstance(folder, Path)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from clusterctl.machines.ec2.api import Api
 from clusterctl.terraform import binary, folder
-from tests.sim.ec2.client import CHECKOUT, Ec2, provider_mirror
-from tests.sim.ec2.provider import programs
+from tests.sim.ec2.client import Ec2
 from tests.sim.lab import keypair
-from tests.sim.logins import ROLES, SSO, log_in_with_sso, running
+from tests.sim.logins import ROLES, SSO
 
 pytestmark = [
     pytest.mark.usefixtures("many_cpus"),
@@ -130,45 +126,3 @@ KINDS: dict[str, tuple[str, dict[str, str], str]] = {
     ),
 }
 """Kind → a configuration, an environment, and the key that is found. Roles get one each time."""
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[] if kind == "role of an instance" else [pytest.mark.all])
-        for kind in KINDS
-    ],
-)
-def test_the_provider_takes_credentials_of_each_kind(
-    ec2: Ec2, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """In a process of its own: botocore looks up the home where logins are kept once."""
-    config, environment, key = KINDS[kind]
-    (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws/config").write_text(config.replace("{home}", str(tmp_path)))
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work/main.tf").write_text(LOOK)
-    for name, value in {**ec2.env, "HOME": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
-    files = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", *files):
-        monkeypatch.delenv(name)
-    mirror = provider_mirror()
-    provider = programs(mirror) if mirror else []  # else Terraform fetches it
-    if kind == "login with SSO":
-        log_in_with_sso(tmp_path)
-    ec2.forget_calls()
-    with running() as aws:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value.format(aws=aws.url))
-        argv = [sys.executable, "-c", PLAN, binary.find_terraform().path, tmp_path, *provider]
-        done = subprocess.run(
-            argv, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, timeout=150
-        )
-    assert done.returncode == 0, done.stderr
-    found = done.stdout.split()[-1]
-    assert found == key or not key
-    looks = [one for one in ec2.calls if one["action"] == "ec2:DescribeInstanceTypeOfferings"]
-    assert {one["key"] for one in looks} == {found}
-    roles = [one["key"] for one in ec2.calls if one["action"] == "sts:AssumeRole"]
-    assert len(roles) == (2 if kind == "chain of roles" else 0)

@@ -155,19 +155,6 @@ def test_faults_of_aws_that_pass_are_ridden_out(world: World) -> None:
     world.ok("down", "--yes", "--force")
 
 
-@pytest.mark.all
-def test_what_aws_did_but_did_not_tell_is_made_good(world: World) -> None:
-    """AWS's SDK asks again, and is told that the thing is there: of whom, Terraform cannot know."""
-    twice = ("CreateVpc", "ImportKeyPair", "AuthorizeSecurityGroupIngress", "RunInstances")
-    for action in (*twice, "AssociateRouteTable"):
-        world.ec2.fault("lost", action=action, calls=1)
-    up = world.ok(*CPU)
-    assert "AWS already has resources that are not in Terraform's state" in up.err
-    assert len(world.ec2.machines) == 2
-    world.ok("run", "hello.c")
-    world.ok("down", "--yes", "--force")
-
-
 def test_faults_of_aws_that_stay_end_in_one_line(world: World) -> None:
     world.ec2.fault("status500")
     up = world.run(*CPU)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -182,35 +181,5 @@ def test_two_workers_are_used_by_hand(world: World, module: Path, tmp_path: Path
     first, second = (node["private_address"] for node in nodes[1:])
     assert sorted(said_by.split("\n"))[1:] == [f"0 {first} {first}", f"1 {second} {first}"]
     assert ssh("ssh worker-2 ssh worker-1 ssh launcher echo there") == "there\n"
-    destroy = terraform(module, "destroy", "-auto-approve", *words, **world.ec2.env)
-    assert destroy.returncode == 0, destroy.stderr
-
-
-DRIFTS = {
-    "groups": [{"family": "g4dn", "count": 2}],
-    "spot": True,
-    "ssh_cidr": "203.0.113.7/32",
-}
-"""With a placement group and a key pair: all that drifts where a simulator is careless."""
-
-
-@pytest.mark.all
-@pytest.mark.netns
-@pytest.mark.sshd
-@pytest.mark.parametrize("said", [{}, DRIFTS], ids=["nothing said", "what drifts"])
-def test_it_stands_alone(world: World, module: Path, tmp_path: Path, said: dict[str, Any]) -> None:
-    """`terraform apply` makes a cluster, a second plan is empty."""
-    world.ec2.grant(64, "L-3819A6DF")
-    variables = {**said, "public_key": keypair(tmp_path / "user")} if said else {}
-    (tmp_path / "said.tfvars.json").write_text(json.dumps(variables))
-    words = (f"-var-file={tmp_path}/said.tfvars.json", "-input=false", "-no-color")
-    apply = terraform(module, "apply", "-auto-approve", *words, **world.ec2.env)
-    assert apply.returncode == 0, apply.stderr
-    nodes = json.loads(terraform(module, "output", "-json", "nodes").stdout)
-    assert [node["name"] for node in nodes] == ["launcher", "worker-1", "worker-2"]
-    assert all(node["address"] and node["private_address"] for node in nodes)
-    assert len(world.ec2.wait(3)) == 3
-    plan = terraform(module, "plan", "-detailed-exitcode", *words, **world.ec2.env)
-    assert plan.returncode == 0, plan.stdout
     destroy = terraform(module, "destroy", "-auto-approve", *words, **world.ec2.env)
     assert destroy.returncode == 0, destroy.stderr

@@ -67,25 +67,3 @@ def test_a_job_goes_on_when_ec2_has_no_spot_instance_left(world: World, tmp_path
     assert world.record()["mode_reason"] == "us-east-1, spot (worker-2 on-demand)"
     assert world.ok("up", "--json").document()["phase"] == "ready", "nothing has to change"
     world.ok("down", "--yes", "--discard")
-
-
-@pytest.mark.all
-def test_a_job_goes_on_when_ec2_takes_a_machine_back(world: World, tmp_path: Path) -> None:
-    """With two minutes' notice, and a client that follows."""
-    world.ok("up", *SPOT)
-    cheap = rates(world)
-    running = world.start("run", *POLICY, trains(tmp_path, 200))
-    jobs = world.home / "jobs"
-    world.wait(
-        lambda: any("step 20\n" in file.read_text() for file in jobs.glob("*/out/*/rank-0.out")),
-        120,
-        "step 20",
-    )
-    world.ec2.fault("spot_notice", node="worker-1", seconds=60, calls=1)
-    out, err = running.communicate(timeout=300)
-    assert running.returncode == 0, err
-    assert "EC2 reclaimed worker-1: starting it again, then continuing job" in err
-    assert out.count(undisturbed(200)) == 2, out
-    assert steps(out)[1] >= 20
-    assert rates(world) == cheap
-    world.ok("down", "--yes", "--discard")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shlex
 import socket
 import ssl
 import subprocess
@@ -162,16 +161,6 @@ def test_without_keys_nobody_gets_in(engine: Engine, node_images: dict[str, str]
         assert first.stdout != second.stdout
 
 
-def test_slots_are_gpus(engine: Engine, node_images: dict[str, str], tmp_path: Path) -> None:
-    """As the driver's own tool counts them."""
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text('#!/bin/sh\nfor gpu in 0 1 2 3 4 5 6; do echo "GPU $gpu: Tesla T4"; done\n')
-    smi.chmod(0o755)
-    volume = f"{smi}:/usr/local/bin/nvidia-smi:ro"
-    argv = ("run", "--rm", "--network=none", "--volume", volume, node_images["cpu"])
-    assert engine(*argv, "cat", "/run/clusterctl/hostfile").endswith(" slots=7")
-
-
 def test_docker_ps_shows_health(start: Start) -> None:
     """Healthy while sshd answers, unhealthy when it hangs."""
     container = start("cpu", "--health-interval=1s", "--health-retries=1", user="root")
@@ -200,47 +189,6 @@ def test_an_ordinary_user(start: Start) -> None:
     assert other.ssh("id -un").stdout == "mpi\n"
     other.user = "root"
     assert other.ssh("id -un").returncode == 255
-
-
-def test_ranks_run(start: Start) -> None:
-    """Whoever comes over ssh starts ranks with the hostfile that is there."""
-    program = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(c.rank), c.size)"
-    container = start("cpu", "--user=mpi", user="mpi")
-    flags = "--bind-to none --oversubscribe --mca pml ob1 --mca btl self,sm"
-    words = f"mpirun {flags} --hostfile /home/mpi/.container/hostfile -np 2"
-    done = container.ssh(f"{words} python3 -c {shlex.quote(program)}")
-    assert done.stdout == "1 2\n1 2\n", done.stderr
-
-
-def test_workers_compile_and_train(start: Start) -> None:
-    container = start("cpu", user="root")
-    source = (
-        "#include <mpi.h>\nint main(int n, char **v) "
-        "{ MPI_Init(&n, &v); MPI_Finalize(); return 7; }\n"
-    )
-    for compiler in ("gcc", "g++", "mpicc"):
-        assert container.ssh(f"{compiler} --version").returncode == 0
-    compile = f"printf '%s' {shlex.quote(source)} > /tmp/a.c && mpicc -o /tmp/a /tmp/a.c && /tmp/a"
-    assert container.ssh(compile).returncode == 7
-    code = "import torch; print(torch.__version__, torch.distributed.is_gloo_available())"
-    assert container.ssh(f"python3 -c {shlex.quote(code)}").stdout == "2.13.0+cpu True\n"
-    code = "import torch; print(torch.nn.Linear(2, 1)(torch.zeros(1, 2)).shape)"
-    assert container.ssh(f"python3 -c {shlex.quote(code)}").stdout == "torch.Size([1, 1])\n"
-    code = "import torch; print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(9)).sum())"
-    compiled = container.ssh(f"python3 -c {shlex.quote(code)}")
-    assert compiled.stdout == "tensor(9.)\n", (
-        f"--compile needs Python's headers:\n{compiled.stderr}"
-    )
-
-
-def test_the_launcher_is_small(engine: Engine, node_images: dict[str, str]) -> None:
-    sizes = {
-        name: int(engine("image", "inspect", "--format", "{{.Size}}", reference))
-        for name, reference in node_images.items()
-    }
-    base = int(engine("image", "inspect", "--format", "{{.Size}}", BASE))
-    assert sizes["launcher"] - base < 200e6
-    assert sizes["cpu"] - base < 1600e6
 
 
 def test_a_failed_build_says_why(engine: Engine, tmp_path: Path) -> None:

@@ -60,30 +60,6 @@ def their_network(
         api.delete_vpc(VpcId=vpc)
 
 
-@contextmanager
-def with_nat(api: Any, public: str, vpc: str, zone: str, cidr: str) -> Iterator[tuple[str, str]]:
-    """In somebody's VPC with a public subnet: a closed one, which leads out by a NAT gateway. The
-    ids of both."""
-    closed = api.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]
-    address = api.allocate_address(Domain="vpc")["AllocationId"]
-    made = api.create_nat_gateway(SubnetId=public, AllocationId=address)["NatGateway"]
-    table = api.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
-    api.create_route(
-        RouteTableId=table,
-        DestinationCidrBlock="0.0.0.0/0",
-        NatGatewayId=made["NatGatewayId"],
-    )
-    link = api.associate_route_table(RouteTableId=table, SubnetId=closed["SubnetId"])
-    try:
-        yield closed["SubnetId"], made["NatGatewayId"]
-    finally:
-        api.disassociate_route_table(AssociationId=link["AssociationId"])
-        api.delete_route_table(RouteTableId=table)
-        api.delete_nat_gateway(NatGatewayId=made["NatGatewayId"])
-        api.release_address(AllocationId=address)
-        api.delete_subnet(SubnetId=closed["SubnetId"])
-
-
 class Lab:
     def __init__(self, ec2: Ec2, folder: Path) -> None:
         self.ec2 = ec2

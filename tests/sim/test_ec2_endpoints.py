@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from msgspec.structs import replace
 
 from clusterctl.core.model import CloudSpec, ClusterSpec, Node, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2 import network, preflight, remove, tunnels
+from clusterctl.machines.ec2 import preflight, remove, tunnels
 from clusterctl.machines.ec2.api import TAG, Api
 from clusterctl.transport.pool import Pool
 from tests.e2e.cli import wait_for
 from tests.ec2.conftest import policy
-from tests.sim.lab import Lab, their_network, with_nat
+from tests.sim.lab import Lab, their_network
 from tests.unit.making import node
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -151,20 +150,6 @@ def test_who_may_make_no_endpoint_is_told_before_it_costs(lab: Lab, api: Api) ->
         finally:
             lab.ec2.policy(None)
     assert lab.api.describe_instance_connect_endpoints()["InstanceConnectEndpoints"] == []
-
-
-def test_machines_without_public_addresses_need_one_closed_subnet_alone(lab: Lab, api: Api) -> None:
-    cidr = "10.97.0.16/28"
-    with (
-        their_network(lab.api, "us-east-1a", cidr="10.97.0.0/24") as (vpc, public),
-        with_nat(lab.api, public, vpc, "us-east-1a", cidr) as (closed, nat),
-    ):
-        hidden = spec(vpc=vpc, private=True).cloud
-        found = network.choose_network(api, hidden, 2, name="lab")
-        assert found == {"us-east-1a": network.ZoneSubnets(closed, closed, nat)}
-        alone = replace(hidden, vpc="", subnet=(public,))
-        with pytest.raises(UsageError, match=f"{public} has a route to an internet gateway"):
-            network.choose_network(api, alone, 2, name="lab")
 
 
 def test_bytes_go_both_ways_for_whoever_may(lab: Lab, api: Api) -> None:

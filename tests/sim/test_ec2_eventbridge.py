@@ -33,15 +33,6 @@ def arm(api: Api, ids: list[str], deadline: float) -> None:
     schedules.schedule_ends(api, "lab-1", ids, deadline)
 
 
-def test_tags_of_a_group_that_is_there_change(lab: Lab, api: Api) -> None:
-    """With the rights of infra/ec2/policy.json: those of one that is gone are no failure."""
-    schedules.prepare(api, "lab-1", {"clusterctl:deadline": "early", "team": "ml"})
-    schedules.prepare(api, "lab-1", {"clusterctl:deadline": "late"})
-    tags = {"clusterctl:cluster": "lab-1", "clusterctl:deadline": "late", "team": "ml"}
-    assert lab.ec2.group_tags == {"clusterctl-lab-1": tags}
-    schedules.label_schedule(api, "gone-1", {"clusterctl:deadline": "late"})
-
-
 def test_machines_that_left_the_cluster_have_no_schedule(lab: Lab, api: Api) -> None:
     ids = [f"i-{number:017}" for number in range(3)]
     arm(api, ids, time.time() + 3600)

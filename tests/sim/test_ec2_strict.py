@@ -7,7 +7,6 @@ itself runs against the simulated API, in seconds.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,12 +14,11 @@ from botocore.exceptions import ClientError
 
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2 import create, network, preflight, remove
-from clusterctl.machines.ec2.api import TAG, UNUSED_TAG, Api, find_instances, terminate_instances
+from clusterctl.machines.ec2 import create, preflight, remove
+from clusterctl.machines.ec2.api import UNUSED_TAG, Api, find_instances, terminate_instances
 from clusterctl.terraform.folder import Terraform
 from tests.ec2.conftest import policy
-from tests.sim.lab import UBUNTU, Lab, their_network, with_nat
-from tests.unit.calling import clusterctl
+from tests.sim.lab import UBUNTU, Lab, their_network
 from tests.unit.tables import rows
 
 pytestmark = [pytest.mark.netns, pytest.mark.sshd]
@@ -107,29 +105,6 @@ def test_a_region_that_is_not_enabled_is_named(lab: Lab, api: Api) -> None:
     lab.ec2.fault("error", code="InvalidClientTokenId", status=403)
     with pytest.raises(ProviderError, match="AWS does not recognize your credentials"):
         Api("af-south-1").find_account()
-
-
-def test_a_subnet_of_theirs_is_looked_at_before_it_costs(lab: Lab, api: Api) -> None:
-    """It has to be in one VPC and in a zone with the types, lead out, and have room."""
-    with (
-        their_network(lab.api, "us-east-1b", "us-east-1a") as (vpc, in_b, in_a),
-        their_network(lab.api, "us-east-1a", public=False) as (closed, shut),
-    ):
-        found = survey(api, subnet=(in_b, in_a))
-        assert found.zones == ("us-east-1b", "us-east-1a"), "in the order of the subnets"
-        of_b, of_a = network.ZoneSubnets(in_b, in_b), network.ZoneSubnets(in_a, in_a)
-        assert found.subnets == {"us-east-1b": of_b, "us-east-1a": of_a}
-        assert list(survey(api, vpc=vpc).subnets) == ["us-east-1a", "us-east-1b"]
-        assert survey(api, vpc=vpc, zones=("us-east-1b",)).zones == ("us-east-1b",)
-        lab.api.create_tags(Resources=[lab.subnet], Tags=[{"Key": TAG, "Value": "lab-1"}])
-        for cloud, said in (
-            ({"vpc": closed}, f"no subnet of {closed} can hold the cluster: {shut} has no route"),
-            ({"subnet": (lab.subnet,)}, f"{lab.subnet} belongs to cluster lab-1"),
-            ({"subnet": (in_a,), "zones": ("us-east-1b",)}, f"{in_a} in us-east-1a"),
-        ):
-            with pytest.raises(UsageError, match=said) as caught:
-                survey(api, **cloud)
-            assert caught.value.hint
 
 
 def test_down_removes_nothing_from_a_network_of_theirs(
@@ -240,63 +215,8 @@ def test_what_an_organization_asks_of_a_launch_is_asked_for(lab: Lab, api: Api) 
             survey(api)  # the launcher of a new network has a public address, too
 
 
-def test_private_workers_need_two_subnets_of_theirs(lab: Lab, api: Api) -> None:
-    """A public one for the launcher, and in the same zone one that leads out by a NAT gateway."""
-    with their_network(lab.api, "us-east-1a", "us-east-1b") as (vpc, in_a, in_b):
-        for cloud, said in (
-            ({"vpc": vpc}, f"{in_a} which is in us-east-1a without a usable closed subnet"),
-            ({"subnet": (in_b,)}, f"{in_b} which is in us-east-1b without a usable closed subnet"),
-        ):
-            with pytest.raises(UsageError, match=said) as caught:
-                survey(api, private=True, **cloud)
-            assert "--subnet PUBLIC,CLOSED" in caught.value.hint
-        with with_nat(lab.api, in_a, vpc, "us-east-1a", "10.99.0.128/28") as (closed, nat):
-            place = {"us-east-1a": network.ZoneSubnets(closed, in_a, nat)}
-            for cloud in ({"vpc": vpc}, {"subnet": (in_a, closed)}, {"subnet": (closed, in_a)}):
-                assert survey(api, private=True, **cloud).subnets == place
-            many = NodeGroup(count=11, family="cpu")
-            with pytest.raises(UsageError, match=f"{closed} has 11 free addresses, .* 12 more"):
-                survey(api, many, private=True, subnet=(in_a, closed))
-            assert survey(api, private=True).nat, "without a network of theirs it makes one"
-            assert not survey(api, private=True, vpc=vpc).nat
-
-
-@rows(
-    "action, where, way_out", "ec2_strict.who_may_make_no_part_of_a_network_is_told_before_it_costs"
-)
-def test_who_may_make_no_part_of_a_network_is_told_before_it_costs(
-    lab: Lab, api: Api, action: str, where: dict[str, Any], way_out: str
-) -> None:
-    """As in many organizations; asked by dry runs, of which nothing stays."""
-    rights = policy()
-    with their_network(lab.api, "us-east-1a") as (vpc, _):
-        cloud = {**where, "vpc": vpc} if "vpc" in where else where
-        lab.ec2.policy(rights)
-        before = lab.ec2.left()
-        assert survey(api, **cloud).zones
-        assert lab.ec2.left() == before
-        deny = {"Effect": "Deny", "Action": f"ec2:{action}", "Resource": "*"}
-        lab.ec2.policy({**rights, "Statement": [*rights["Statement"], deny]})
-        with pytest.raises(ProviderError, match=f"authorized to perform: ec2:{action}") as caught:
-            survey(api, **cloud)
-        assert way_out in caught.value.hint
-        if not where.get("vpc"):
-            assert survey(api, vpc=vpc).zones, "where nothing is made, nothing is asked"
-        lab.ec2.policy(None)
-
-
 # -------------------------------------------------------------------------------------------------
 # A clock of this machine that AWS does not accept.
-
-
-def test_one_line_says_that_the_clock_is_wrong(lab: Lab, tmp_path: Path) -> None:
-    lab.ec2.fault("clock", seconds=600)
-    env = {**lab.ec2.env, "CLUSTERCTL_HOME": str(tmp_path / "home")}
-    for line in (("up", "--cpu", "t3.xlarge", "--dry-run"), ("gc", "--yes")):
-        done = clusterctl(*line, **env)
-        assert done.returncode == 3, done.stderr
-        [told] = [text for text in done.stderr.splitlines() if "clock" in text and "→" not in text]
-        assert "this machine's clock is 10 min behind AWS's" in told
 
 
 # -------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bench import scale
 from clusterctl.insight import scaling
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.scaling import Figure, HardwareLimit
@@ -104,23 +103,3 @@ def test_what_is_refused(words: tuple[str, ...], said: str, call: Call) -> None:
     done = call("bench", *words)
     assert done.code == 2
     assert said in done.err
-
-
-def test_the_model_of_large_clusters_begins_at_what_was_measured() -> None:
-    runs = json.loads(scale.OUT.read_text())["runs"]
-    measured = runs[str(scale.MEASURED)]
-    assert scale.predict(measured, scale.MEASURED, shared=True) == measured["seconds"]
-    assert sorted(runs[str(scale.CHECKED)]["seconds"]) == sorted(measured["seconds"])
-
-
-@pytest.mark.parametrize(("workers", "depth"), [(1, 1), (64, 1), (65, 2), (4160, 2), (4161, 3)])
-def test_the_depth_of_the_tree_of_daemons(workers: int, depth: int) -> None:
-    assert scale.find_depth(workers) == depth
-
-
-@pytest.mark.parametrize(
-    ("action", "calls", "seconds"),
-    [("RunInstances", 5, 0), ("RunInstances", 65, 30), ("DescribeTags", 200, 5)],
-)
-def test_calls_that_ec2_rations(action: str, calls: int, seconds: float) -> None:
-    assert scale.bound_calls(action, calls) == seconds

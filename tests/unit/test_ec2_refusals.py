@@ -148,29 +148,6 @@ def _take_tags(asked: Mapping[str, Mapping[str, Any]]) -> list[Any]:
     return [arguments["TagSpecifications"] for arguments in asked.values()]
 
 
-def test_a_subnet_that_the_account_closes_is_refused() -> None:
-    """It has its route to the internet gateway, and nothing passes there."""
-
-    class Closed(Offering):
-        def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
-            out = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": "igw-1", "State": "active"}
-            subnet = {"SubnetId": "subnet-1", "VpcId": "vpc-1", "AvailabilityZone": "us-east-1a"}
-            closed = {"InternetGatewayBlockMode": "block-bidirectional"}
-            subnet |= {"AvailableIpAddressCount": "200", "BlockPublicAccessStates": closed}
-            links = [{"Main": True}]
-            rows = {
-                "Vpcs": [{"VpcId": "vpc-1", "InstanceTenancy": "default"}],
-                "Subnets": [subnet],
-                "RouteTables": [{"Associations": links, "Routes": [out]}],
-            }
-            return rows[key]
-
-    wish = wanted(NodeGroup(count=1, family="cpu"), subnet=("subnet-1",))
-    said = r"subnet-1 is closed to the internet by VPC Block .*\(block-bidirectional\)"
-    with pytest.raises(UsageError, match=said):
-        preflight.survey(Closed("us-east-1"), wish, {}, "", print)
-
-
 @pytest.mark.parametrize("spot", [True, False])
 def test_a_type_that_is_not_sold_that_way_is_refused(spot: bool) -> None:
     class Particular(Offering):

@@ -128,25 +128,6 @@ def test_a_resumed_training_takes_the_new_learning_rate(programs: Programs) -> N
     assert all(torch.allclose(before[name], after[name], atol=1e-9) for name in before)
 
 
-@pytest.mark.all
-@pytest.mark.mpi
-def test_the_same_seed_repeats_and_a_finished_run_trains_nothing(programs: Programs) -> None:
-    runs = {
-        name: programs.mpirun(2, CPU, 3, 1, "--seed", 1, "--snapshot", f"{name}.pt")
-        for name in ("a", "b")
-    }
-    assert runs["a"].lines("Epoch ") == runs["b"].lines("Epoch ")
-    assert len(runs["a"].lines("Epoch ")) == 6
-    assert_equal_states(state(programs.folder / "a.pt"), state(programs.folder / "b.pt"))
-    before = (programs.folder / "a.pt").stat().st_mtime_ns
-    again = programs.mpirun(2, CPU, 3, 1, "--seed", 1, "--snapshot", "a.pt")
-    assert again.code == 0, again.err
-    assert again.lines("already finished, nothing to train")
-    assert not again.lines("Epoch ")
-    assert accuracy(again) == accuracy(runs["a"])
-    assert (programs.folder / "a.pt").stat().st_mtime_ns == before
-
-
 FAILS = """
 import sys, time, torch
 from trainlib.ranks import discover
@@ -274,18 +255,6 @@ def test_reduce_all_fails_if_a_sum_is_wrong(programs: Programs) -> None:
     assert ended.code == 1
     assert "the sum over 2 ranks is not 1 on rank 0 on " in ended.err
     assert not ended.lines("ok: ")
-
-
-@pytest.mark.mpi
-def test_hello_in_c(programs: Programs, need: Any) -> None:
-    need("gcc")
-    compiled = programs.run(
-        [need("mpicc"), WORKLOADS / "hello.c", "-Wall", "-Werror", "-o", "hello"]
-    )
-    assert compiled.code == 0, compiled
-    text = programs.run([*programs.mpirun_argv(3), programs.folder / "hello"]).out
-    assert sorted(re.findall(r"Hello from rank (\d) of 3 on \S+", text)) == ["0", "1", "2"]
-    assert "ok: 3 of 3 ranks answered" in text
 
 
 STARTS = """

@@ -9,13 +9,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
 from bench import tagi_layers
 from tests.sim.engine import cache
@@ -23,7 +21,7 @@ from tests.transport.lab import free_port
 from tests.workloads.running import Programs
 from trainlib import data
 from trainlib.tagi import base, layers, models
-from trainlib.tagi.output import HierarchicalSoftmax, compute_innovation
+from trainlib.tagi.output import HierarchicalSoftmax
 from trainlib.tagi.parallel import DDPConfig, DDPSequential
 
 DRAWS = 100_000
@@ -39,52 +37,8 @@ def draw(mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
     return mean + var.sqrt() * torch.randn(DRAWS, *mean.shape)
 
 
-def assert_moments(samples: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> None:
-    """Within five standard errors of the Monte-Carlo estimates."""
-    spread = samples.var(0)
-    assert torch.all((samples.mean(0) - mean).abs() < 5 * (spread / DRAWS).sqrt() + 1e-6)
-    fourth = ((samples - samples.mean(0)) ** 4).mean(0)
-    assert torch.all((spread - var).abs() < 5 * ((fourth - spread**2) / DRAWS).sqrt() + 1e-6)
-
-
 def inputs(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(1, *shape), 0.1 + torch.rand(1, *shape)
-
-
-def test_linear_has_the_moments_of_random_weights_and_inputs() -> None:
-    layer = layers.Linear(4, 3, gain_w=0.7, gain_b=2.0)
-    mean, var = inputs(4)
-    weights = draw(layer.weight.mean, layer.weight.var)
-    assert layer.bias is not None
-    biases = draw(layer.bias.mean, layer.bias.var)
-    samples = torch.einsum("noi,ni->no", weights, draw(mean[0], var[0])) + biases
-    assert_moments(samples, *(part[0] for part in layer.forward(mean, var)))
-    exact = torch.einsum("noi,i->no", weights, mean[0]) + biases
-    assert_moments(exact, *(part[0] for part in layer.forward(mean, None)))
-
-
-def test_conv_has_the_moments_of_random_weights_and_inputs() -> None:
-    layer = layers.Conv2d(2, 3, 2, stride=2, padding=1)
-    mean, var = inputs(2, 4, 4)
-    weights = draw(layer.weight.mean, layer.weight.var).flatten(2)
-    assert layer.bias is not None
-    biases = draw(layer.bias.mean, layer.bias.var).unsqueeze(2)
-    columns = functional.unfold(draw(mean[0], var[0]), 2, padding=1, stride=2)
-    samples = (torch.einsum("noi,nip->nop", weights, columns) + biases).view(-1, 3, 3, 3)
-    assert_moments(samples, *(part[0] for part in layer.forward(mean, var)))
-
-
-@pytest.mark.parametrize("mean", [-2.0, -0.3, 0.0, 1.5])
-def test_mixture_relu_has_the_moments_of_a_cut_gaussian(mean: float) -> None:
-    layer = layers.MixtureReLU()
-    z_mean, z_var = torch.tensor([[mean]]), torch.tensor([[0.8]])
-    z = draw(z_mean[0], z_var[0])
-    a = z.clamp_min(0)
-    assert_moments(a, *(part[0] for part in layer.forward(z_mean, z_var)))
-    covariance = ((a - a.mean()) * (z - z.mean())).mean() / 0.8
-    one = torch.ones(1, 1)
-    assert layer.backward(one, one)[0].item() == pytest.approx(covariance.item(), abs=0.02)
-    assert layer.backward(one, one)[1].item() == pytest.approx(covariance.item() ** 2, abs=0.02)
 
 
 def test_mixture_relu_loses_no_digits_far_from_zero() -> None:
@@ -106,17 +60,6 @@ def test_mixture_relu_loses_no_digits_far_from_zero() -> None:
     assert far[1].tolist() == pytest.approx([1e-6, 1e-6])
 
 
-def test_average_pooling_and_residuals_add_independent_gaussians() -> None:
-    mean, var = inputs(2, 4, 4)
-    samples = draw(mean[0], var[0])
-    pooled = functional.avg_pool2d(samples, 3, 1)
-    assert_moments(pooled, *(part[0] for part in layers.AvgPool2d(3, 1).forward(mean, var)))
-    block = layers.Residual(layers.Conv2d(2, 2, 1))
-    branch = block.branch.forward(mean, var)
-    both = draw(branch[0][0], branch[1][0]) + samples
-    assert_moments(both, *(part[0] for part in block.forward(mean, var)))
-
-
 def test_max_pooling_takes_the_unit_with_the_largest_mean() -> None:
     mean, var = inputs(2, 4, 4)
     layer = layers.MaxPool2d(2)
@@ -129,85 +72,15 @@ def test_max_pooling_takes_the_unit_with_the_largest_mean() -> None:
     assert torch.equal(back.bool(), torch.isin(mean, a_mean))
 
 
-def test_relu_is_linear_where_it_is_not_zero() -> None:
-    layer = layers.ReLU()
-    mean, var = layer.forward(torch.tensor([[-1.0, 2.0]]), torch.tensor([[0.5, 0.5]]))
-    assert (mean.tolist(), var.tolist()) == ([[0.0, 2.0]], [[0.0, 0.5]])
-
-
-def test_batch_norm_normalises_units_and_carries_their_uncertainty() -> None:
-    layer = layers.BatchNorm2d(3, gain=0.5)
-    mean, var = torch.randn(8, 3, 2, 2) * 3 + 1, 0.1 + torch.rand(8, 3, 2, 2)
-    z_mean, z_var = layer.forward(mean, var)
-    assert z_mean.mean((0, 2, 3)).abs().max() < 1e-5
-    unit = mean[:, 1].flatten()
-    spread = ((unit - unit.mean()) ** 2 + var[:, 1].flatten()).sum() / (len(unit) - 1)
-    assert torch.allclose(z_mean[:, 1].flatten(), (unit - unit.mean()) / (spread + 1e-5).sqrt())
-    # With middle and spread known: the moments of w (a - m) / s + b for one unit.
-    weight, bias = (draw(p.mean[1], p.var[1]) for p in (layer.weight, layer.bias))
-    a = draw(mean[0, 1, 0, 0], var[0, 1, 0, 0])
-    samples = weight * (a - unit.mean()) / (spread + 1e-5).sqrt() + bias
-    assert_moments(samples, z_mean[0, 1, 0, 0], z_var[0, 1, 0, 0])
-    # A running average of 0.9 of the old and 0.1 of the new; used unchanged in evaluation.
-    assert layer.running_mean[1].item() == pytest.approx(0.1 * unit.mean().item(), rel=1e-5)
+def test_batch_norm_keeps_running_averages_for_evaluation() -> None:
+    layer = layers.BatchNorm2d(3)
+    mean, var = torch.randn(8, 3, 2, 2) + 1, torch.rand(8, 3, 2, 2)
+    layer.forward(mean, var)
+    assert torch.allclose(layer.running_mean, 0.1 * mean.mean((0, 2, 3)), rtol=1e-4)
     layer.train(False)
     before = layer.running_var.clone()
     layer.forward(mean + 5, var)
     assert torch.equal(layer.running_var, before)
-
-
-LINEAR_MAPS: list[tuple[str, Callable[[], base.Layer], tuple[int, ...]]] = [
-    ("linear", lambda: layers.Linear(6, 4), (6,)),
-    ("conv", lambda: layers.Conv2d(2, 3, 3, stride=2, padding=1), (2, 5, 5)),
-    ("padded conv", lambda: models.convolution(2, 3, 3, 2, 1), (2, 6, 6)),
-    ("pool", lambda: layers.AvgPool2d(3, 2), (2, 6, 6)),
-    ("residual", lambda: layers.Residual(layers.Conv2d(2, 2, 3, padding=1)), (2, 4, 4)),
-]
-
-
-@pytest.mark.parametrize(("make", "shape"), [row[1:] for row in LINEAR_MAPS],
-                         ids=[row[0] for row in LINEAR_MAPS])  # fmt: skip
-def test_innovations_go_back_through_the_transposed_map(
-    make: Callable[[], base.Layer], shape: tuple[int, ...]
-) -> None:
-    """The mean's by the weights, the variance's by their squares; autograd is the judge."""
-    layer = make()
-    mean = torch.randn(3, *shape, requires_grad=True)
-    var = torch.rand(3, *shape)
-    z_mean, _ = layer.forward(mean, var)
-    d_mean, d_var = torch.randn_like(z_mean), -torch.rand_like(z_mean)
-    (expected,) = torch.autograd.grad(z_mean, mean, d_mean)
-    layer.forward(mean.detach(), var)
-    back_mean, back_var = layer.backward(d_mean, d_var)
-    assert torch.allclose(back_mean, expected, atol=1e-5)
-    if isinstance(layer, layers.Residual):
-        return  # its branches count as independent: the squares are added, not the sum squared
-    # The map's matrix, column by column, from unit vectors.
-    size = math.prod(shape)
-    eye = torch.eye(size).view(size, *shape)
-    zero = layer.forward(torch.zeros(1, *shape), None)[0]
-    matrix = (layer.forward(eye, None)[0] - zero).flatten(1)
-    assert torch.allclose(back_var.flatten(1), d_var.flatten(1) @ (matrix**2).T, atol=1e-4)
-
-
-def test_a_step_of_one_unit_is_the_gaussian_conditional() -> None:
-    """One output, one row, known inputs: weights and bias are jointly Gaussian with y, and the
-    posterior of each is known in closed form."""
-    layer = layers.Linear(3, 1)
-    assert layer.bias is not None
-    x, y, noise = torch.tensor([[1.0, -2.0, 0.5]]), torch.tensor([[0.7]]), 0.4
-    prior = torch.cat([layer.weight.mean[0], layer.bias.mean])
-    variances = torch.cat([layer.weight.var[0], layer.bias.var])
-    design = torch.cat([x[0], torch.ones(1)])
-    total = (design**2 * variances).sum() + noise**2
-    gain = variances * design / total
-    expected_mean = prior + gain * (y[0] - design @ prior)
-    expected_var = variances - gain * design * variances
-    layer.backward(*compute_innovation(*layer.forward(x, None), y, noise), first=True)
-    for parameter in layer.parameters():
-        parameter.step(1e-9)  # no cap
-    assert torch.allclose(torch.cat([layer.weight.mean[0], layer.bias.mean]), expected_mean)
-    assert torch.allclose(torch.cat([layer.weight.var[0], layer.bias.var]), expected_var)
 
 
 def test_updates_are_capped_by_the_deviation() -> None:

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,25 +87,6 @@ def test_accumulation_compression_and_precision(programs: Programs, backend: str
     script = programs.script("steps.py", STEPS)
     ended = programs.mpirun(2, script, backend)
     assert (ended.code, ended.lines("equal")) == (0, ["equal 0", "equal 1"]), ended
-
-
-@pytest.mark.all
-def test_a_residual_network_resumes_bit_equal(programs: Programs) -> None:
-    """With batch norm's statistics; those of ranks other than 0 must not be lost."""
-    common = [*("--model", "resnet18", "--dataset", "cifar10", "--data", "cifar10")]
-    common += ["--batch-size", 8, "--lr", 0.01]
-    making.cifar10(programs.folder / "cifar10", per_file=5)
-    whole = programs.mpirun(2, DDP, 2, 2, *common, "--snapshot", "whole.pt")
-    assert whole.code == 0, whole.err
-    assert programs.mpirun(2, DDP, 1, 1, *common, "--snapshot", "parts.pt").code == 0
-    second = programs.mpirun(2, DDP, 2, 2, *common, "--snapshot", "parts.pt")
-    assert without_speed(second) == [line for line in without_speed(whole) if "Epoch 1 " in line]
-    states = [
-        torch.load(programs.folder / f"{name}.pt", weights_only=True)["model"]
-        for name in ("whole", "parts")
-    ]
-    assert any("running_mean" in name for name in states[0])
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 BUFFERS = """
@@ -240,23 +216,6 @@ def test_sgd_mpi_learns_and_repeats(programs: Programs) -> None:
     assert [values["loss"] for values in alone.metrics] == pytest.approx(losses(alone), rel=1e-4)
 
 
-@pytest.mark.all
-def test_averaging_learns_with_two_and_more_processes_and_repeats(programs: Programs) -> None:
-    making.mnist(programs.folder / "mnist", 120, 40)
-    arguments = ["--data", "mnist", "--nepochs", 2, "--lr", 0.02]
-    for ranks in (2, 3):
-        ended = programs.mpirun(ranks, "train_parameter_averaging.py", *arguments, "--shard")
-        found = re.findall(r"Validation loss: (\S+)", ended.out)
-        assert ended.code == 0, ended.err
-        assert float(found[-1]) < float(found[0])
-    again = programs.mpirun(3, "train_parameter_averaging.py", *arguments, "--shard", "--metrics")
-    assert [values["epoch"] for values in again.metrics] == [0, 1]
-    assert without_speed(again) == without_speed(ended)
-    alone = programs.alone("train_parameter_averaging.py", *arguments)
-    assert (alone.code, alone.err.count("\n")) == (6, 1)
-    assert "at least one worker" in alone.err
-
-
 @pytest.mark.parametrize(
     "program",
     [
@@ -300,37 +259,6 @@ def test_imagenette_learns_saves_and_stops_early(programs: Programs, pets: list[
     assert ended.code == 0, ended.err
     assert ended.lines("Stopped: no better validation loss for 1 epochs")
     assert len(ended.lines("Epoch ")) < 30
-
-
-def processes_with(mark: str) -> list[str]:
-    """Command lines of the processes whose environment holds this text."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            try:
-                if mark.encode() in (folder / "environ").read_bytes():
-                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-    return found
-
-
-@pytest.mark.all
-def test_one_ctrl_c_is_enough_and_leaves_nothing(programs: Programs, pets: list[Any]) -> None:
-    mark = f"TRAINLIB_TEST_MARK={os.urandom(8).hex()}"
-    name, _, value = mark.partition("=")
-    programs.extra = {name: value}
-    program = [sys.executable, WORKLOADS / "train_imagenette.py", *pets, "--augs-on"]
-    argv = [*programs.mpirun_argv(2), *program, "--epochs", 100_000]
-    process = programs.start(argv, stderr=subprocess.STDOUT, start_new_session=True)
-    programs.wait_for("Epoch 0 ")
-    assert len(processes_with(mark)) >= 3, programs.written
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=30) != 0
-    deadline = time.monotonic() + 10
-    while processes_with(mark) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes_with(mark) == []
 
 
 # ------------------------------------------------------------------------- the all-reduce table

@@ -37,10 +37,6 @@ class _Quiet(WSGIRequestHandler):
     def log_request(self, *args: Any, **kwargs: Any) -> None:
         """The calls are written down by the layer."""
 
-    def send_response(self, code: int, message: str | None = None) -> None:
-        """Without a date of its own: that of AWS's clock is among the headers."""
-        self.send_response_only(code, message)
-
 
 class Control:
     """What tests may ask for."""
@@ -59,8 +55,6 @@ class Control:
             self._layer.world.quotas[fault["code"]] = fault["value"]
         elif fault["kind"] == "late":
             self._layer.late = self._layer.schedules.settling = fault["seconds"]
-        elif fault["kind"] == "clock":
-            self._layer.ahead = fault["seconds"]
         elif fault["kind"] == "slow_end":
             self._layer.world.slow_end = fault["seconds"]
         elif fault["kind"] == "slow_gateway":
@@ -84,7 +78,7 @@ class Control:
         self._layer.world.nat.kept = False
         self._layer.world.endpoints.slow_start = 0.0
         self._tunnels.longest = LONGEST
-        self._layer.late = self._layer.ahead = self._layer.schedules.settling = 0.0
+        self._layer.late = self._layer.schedules.settling = 0.0
         self._layer.world.prices.clear()
         self._layer.world.free_plan = False
 

@@ -12,10 +12,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from email.utils import formatdate
 from typing import Any
 
-from tests.sim.ec2 import authorization, clocks, gaps, iam, market, wire
+from tests.sim.ec2 import authorization, gaps, iam, market, wire
 from tests.sim.ec2.faults import Faults, Where
 from tests.sim.ec2.schedules import Schedules
 from tests.sim.ec2.throttling import Buckets
@@ -89,8 +88,7 @@ class Layer:
         self.control: Control = lambda verb, said: None
         self.calls: list[dict[str, Any]] = []
         self._given: dict[str, Given] = {}
-        self.late = self.ahead = 0.0
-        """`ahead`: seconds that AWS's clock is ahead of this machine's."""
+        self.late = 0.0
         self.births: dict[str, float] = {}
         """Id → when it was made."""
         self.policy: dict[str, Any] | None = None
@@ -113,15 +111,12 @@ class Layer:
             for old in list(self._given)[:-_KEPT]:
                 self._given.pop(old, None)
         status, headers, *rest = given[0]
-        date = ("Date", formatdate(time.time() + self.ahead, usegmt=True))
-        kept = [pair for pair in headers if pair[0].lower() != "date"]
-        start_response(status, [*kept, date], *rest)
+        start_response(status, headers, *rest)
         return [given[1]]
 
     def _give(self, request: Request, environ: dict[str, Any]) -> Given:
         gaps.current.request = request
         try:
-            clocks.check(request, time.time() + self.ahead)
             self._authorize(request, self._note(request))
             answer = self._answer(request)
             given = self._by_moto(request, environ) if answer is None else _plain(answer)

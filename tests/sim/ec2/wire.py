@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import calendar
 import io
 import json
 import re
-import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +13,6 @@ from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-DATE = "%Y%m%dT%H%M%SZ"
-"""Of signatures."""
 _SCOPE = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 
 
@@ -32,8 +28,6 @@ class Request:
     parameters: dict[str, Any] = field(default_factory=dict)
     key: str = ""
     """The access key of who asks."""
-    signed: float | None = None
-    """When, by the clock of who asks."""
 
     def listed(self, name: str) -> list[str]:
         """The values of `name.1`, `name.2` …"""
@@ -106,25 +100,16 @@ def parse(environ: dict[str, Any]) -> Request:
     environ["wsgi.input"] = io.BytesIO(body)
     scope = _SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     key, region, service = scope.groups() if scope else ("", "us-east-1", "")
-    signed = _when(environ.get("HTTP_X_AMZ_DATE", ""))
     if target := environ.get("HTTP_X_AMZ_TARGET", ""):
         said = json.loads(body or b"{}")
-        return Request(service, target.rpartition(".")[2], region, said, key, signed)
+        return Request(service, target.rpartition(".")[2], region, said, key)
     if service == "scheduler":
         query = dict(parse_qsl(environ.get("QUERY_STRING", "")))
         action, said = rest(environ["REQUEST_METHOD"], environ["PATH_INFO"], query, body)
-        return Request(service, action, region, said, key, signed)
+        return Request(service, action, region, said, key)
     text = body.decode(errors="replace")
     form = dict(parse_qsl(text or environ.get("QUERY_STRING", ""), keep_blank_values=True))
-    return Request(service, form.get("Action", ""), region, form, key, signed)
-
-
-def _when(text: str) -> float | None:
-    """`20261122T213000Z` in seconds since the epoch."""
-    try:
-        return float(calendar.timegm(time.strptime(text, DATE)))
-    except ValueError:
-        return None
+    return Request(service, form.get("Action", ""), region, form, key)
 
 
 @dataclass(frozen=True)
