@@ -10,7 +10,6 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `throttle` | `action`, `calls` | RequestLimitExceeded, 503 |
 | `status500` | `action`, `calls` | InternalError, 500 |
 | `expired` | `calls` | every call: ExpiredToken (EC2: RequestExpired) |
-| `lost` | `action`, `calls` | the call is done, and its answer does not arrive: Unavailable, 503 |
 | `delay` | `action`, `seconds`, `calls` | the call takes that much longer |
 | `quota` | `code`, `value` | a quota: of EC2 in vCPUs, of networks in pieces; EC2 keeps to it too |
 | `price` | `instance_type`, `value` | USD an hour; null: the pricing API knows no price |

@@ -120,10 +120,7 @@ class Layer:
             self._authorize(request, self._note(request))
             answer = self._answer(request)
             given = self._by_moto(request, environ) if answer is None else _plain(answer)
-            given = self._eventually(request, given)
-            if self.faults.take("lost", where=where_of(request)):
-                raise ApiError("Unavailable", "The server is overloaded and can't answer.", 503)
-            return given
+            return self._eventually(request, given)
         except ApiError as failed:
             answer = wire.error(request.service, failed.code, failed.message, failed.status)
         except Exception:
