@@ -33,11 +33,11 @@ sys.path.insert(0, str(ROOT))
 from clusterctl.actions import common
 from clusterctl.core.model import ClusterSpec, NodeGroup
 from clusterctl.insight import cost
-from clusterctl.machines import bootstrap
 from clusterctl.machines.ec2 import prices, spec
 from clusterctl.state.home import Home
 from clusterctl.state.store import Store
 from clusterctl.transport import pool as transport_pool
+from clusterctl.transport import session
 from tests.sim.ec2 import throttling
 
 OUT = ROOT / "bench" / "results" / "scale.json"
@@ -92,7 +92,7 @@ def predict(measured: Mapping[str, Any], workers: int, *, shared: bool) -> dict[
     steps, connect = dict(measured["seconds"]), measured["client"]["cpu_per_node"]
     launch = bound_calls("RunInstances", count_machines(workers))
     steps["create"] += launch - bound_calls("RunInstances", count_machines(MEASURED))
-    steps["mesh"] *= math.ceil(workers / bootstrap.WAVE)
+    steps["mesh"] *= math.ceil(workers / session.SESSIONS)
     steps["verify"] *= workers / MEASURED
     if shared:
         for name in ("bootstrap", "all-reduce", "run"):
@@ -202,9 +202,9 @@ def list_limits(report: Mapping[str, Any]) -> list[Limit]:
         Limit(
             "logins that one sshd has to answer at once (MaxStartups)",
             "10",
-            tuple(f"{min(n, bootstrap.WAVE)}" for n in SHOWN),
+            ("2", "2", "2"),
             None,
-            "workers are checked eight at a time; clusterctl logs in to each once",
+            "the launcher and one worker log in to each worker; clusterctl logs in to each once",
             "sshd_config(5); ADR 18",
         ),
         Limit(

@@ -233,15 +233,12 @@ def _prepare_hosts(
         report(f"{error.message}: {error.hint}")
     cluster = replace(cluster, nodes=_choose_addresses(cluster.nodes))
     store.save(cluster)
-    mesh = bootstrap.Mesh(
-        key=keys.ensure_pair(folder / "mesh"),
-        nodes=cluster.nodes,
-        host_keys=host_keys,
-    )
-    steps = (bootstrap.let_in(mesh.key.public, make_key_mark(cluster)),)
+    key = keys.ensure_pair(folder / "mesh")
+    files = bootstrap.list_mesh_files(key, cluster.nodes, host_keys)
+    steps = (bootstrap.let_in(key.public, make_key_mark(cluster)),)
     scripts = {
         node.name: bootstrap.render_script(
-            node, mesh, pythons=[node.python] * bool(node.python), steps=steps
+            node, files, pythons=[node.python] * bool(node.python), steps=steps
         )
         for node in cluster.nodes
     }
@@ -461,7 +458,7 @@ def _survey_site(
             **site.questions,
         },
         marker=facts.MARKER,
-        agent=assets.render_agent([sys.executable] if node.here else []),
+        agent=assets.render_agent(*[sys.executable] * node.here),
     )
     where = node.address or "this machine"
     result = pool.find_transport(node.name).run(

@@ -343,10 +343,11 @@ def _prepare_nodes(
     }
     # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
     host_keys = created.host_keys | {n: box.host_key.public for n, box in boxes.items()}
-    mesh = bootstrap.Mesh(key=key, nodes=cluster.nodes, host_keys=host_keys)
+    files = bootstrap.list_mesh_files(key, cluster.nodes, host_keys)
+    files |= {bootstrap.SETUP: cluster.spec.setup} if cluster.spec.setup else {}
     metered = clock.nodes.watched
     scripts = {
-        node.name: _render_script(node, cluster, features, mesh, boxes.get(node.name), metered)
+        node.name: _render_script(node, cluster, features, files, boxes.get(node.name), metered)
         for node in cluster.nodes
     }
 
@@ -385,8 +386,11 @@ def _prepare_nodes(
         for what, seconds in progress.seconds.items()
         if seconds >= NOTEWORTHY
     ]
-    pairs = zip(cluster.nodes, results, strict=True)
-    nodes = tuple(bootstrap.read_bootstrap(node, result) for node, result in pairs)
+    first = results[0].stdout if features.shares_machine else b""  # what all have in common
+    nodes = tuple(
+        bootstrap.read_bootstrap(node, replace(result, stdout=first + result.stdout))
+        for node, result in zip(cluster.nodes, results, strict=True)
+    )
     for line in find_troubles(pool, cluster, created.nodes, nodes, features):
         report(line)
     return replace(cluster, nodes=nodes)
@@ -414,33 +418,33 @@ def _render_script(
     node: Node,
     cluster: Cluster,
     features: Features,
-    mesh: bootstrap.Mesh,
+    files: Mapping[str, str],
     container: bootstrap.NodeContainer | None,
     metered: bool,
 ) -> bytes:
     setup = cluster.spec.setup
-    files = {bootstrap.SETUP: setup} if setup else {}
     if not features.fresh_machines:
         steps = bootstrap.list_setup_steps(node, setup)
+        others = features.shares_machine and node.name != cluster.nodes[0].name
+        asked = bootstrap.OWN if others else ()
         return bootstrap.render_script(
-            node, mesh, pythons=features.pythons, steps=steps, files=files
+            node, files, pythons=features.pythons, steps=steps, asked=asked
         )
     return bootstrap.render_script(
         node,
-        mesh,
+        {**files, **(container.list_files(node) if container else {})},
         pythons=bootstrap.list_pythons(node, container),
         steps=bootstrap.list_steps(
             node,
             cluster.spec.runtime or Runtime.HOST,
             nodes=cluster.nodes,
-            mesh_key=mesh.key.public,
+            mesh_key=files["ssh/mesh.pub"].strip(),
             container=container,
             deadline_unit=features.deadline_unit,
             idle=cluster.spec.cloud.idle or 0.0,
             shared=cluster.shared,
             setup=setup,
         ),
-        files={**files, **(container.list_files(node) if container else {})},
         inside=bootstrap.enter_container(container),
         metered=metered,
     )

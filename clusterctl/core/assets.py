@@ -6,7 +6,7 @@ import base64
 import io
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,22 +93,30 @@ def _read_agent() -> tuple[str, dict[str, bytes]]:
         texts[f"agent/{path.name}"] = path.read_bytes()
     for path in sorted((find_folder("templates") / "job").glob("*.sh")):
         texts[path.name] = path.read_bytes()
-    script = find_folder("templates") / "bootstrap" / "place-agent.sh.j2"
-    return hashlib.sha256(repr([texts, script.read_bytes()]).encode()).hexdigest()[:16], texts
+    folder = find_folder("templates") / "bootstrap"
+    texts["run"] = (folder / "run.sh").read_bytes()
+    script = (folder / "place-agent.sh.j2").read_bytes()
+    return hashlib.sha256(repr([texts, script]).encode()).hexdigest()[:16], texts
 
 
-def pack_agent() -> tuple[str, bytes]:
-    """The agent as an archive for `tar -z`, and its digest before it."""
+def pack(files: Mapping[str, tuple[bytes, int]]) -> bytes:
+    """An archive of files, by path, each with its mode, for `tar -xz`."""
     import tarfile
 
-    digest, texts = _read_agent()
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
-        for name, text in texts.items():
+    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as archive:
+        for name, (data, mode) in files.items():
             info = tarfile.TarInfo(name)
-            info.size, info.mode = len(text), 0o600
-            archive.addfile(info, io.BytesIO(text))
-    return digest, made.getvalue()
+            info.size, info.mode = len(data), mode
+            archive.addfile(info, io.BytesIO(data))
+    return made.getvalue()
+
+
+@cache
+def pack_agent() -> tuple[str, bytes]:
+    """The agent as an archive for `tar -z`, and its digest before it."""
+    digest, texts = _read_agent()
+    return digest, pack({name: (text, 0o600) for name, text in texts.items()})
 
 
 def locate_agent(root: str) -> str:
@@ -116,7 +124,8 @@ def locate_agent(root: str) -> str:
     return f"{root}/agent/{_read_agent()[0]}/run"
 
 
-def render_agent(pythons: Sequence[str] = ()) -> str:
+@cache
+def render_agent(*pythons: str) -> str:
     """The sh that puts the agent into a node's root, the folder that it runs in. `pythons`: those
     to try first."""
     digest, packed = pack_agent()

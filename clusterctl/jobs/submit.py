@@ -514,7 +514,7 @@ def place_agent(node: Node, pool: Pool) -> NodeResult:
     pythons = [node.python] if node.python.startswith("/") else []
     return pool.find_transport(node.name).run(
         f"cd {quote(node.root)} && exec /bin/sh -s",
-        stdin=assets.render_agent(pythons).encode(),
+        stdin=assets.render_agent(*pythons).encode(),
         timeout=STAGE_TIMEOUT,
     )
 

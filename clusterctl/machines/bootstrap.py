@@ -5,13 +5,17 @@ The script runs the steps, then answers a list of questions; the answers become 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import posixpath
+import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
 
 import msgspec
 from msgspec import Struct
@@ -123,12 +127,19 @@ def let_in(public: str, mark: str) -> Step:
     )
 
 
-class Mesh(Struct, frozen=True, kw_only=True):
-    """What the nodes need to reach each other: a key of their own, and everybody's host keys."""
-
-    key: KeyPair
-    nodes: tuple[Node, ...]
-    host_keys: Mapping[str, str]
+def list_mesh_files(
+    key: KeyPair, nodes: Sequence[Node], host_keys: Mapping[str, str]
+) -> dict[str, str]:
+    """What all nodes have, below their roots, to reach each other: a key of their own, and
+    everybody's host keys."""
+    return {
+        "ssh/mesh": key.private,
+        "ssh/mesh.pub": key.public + "\n",
+        "ssh/config": assets.render("bootstrap/ssh_config.j2", nodes=nodes),
+        "ssh/known_hosts": "".join(f"{name} {key}\n" for name, key in host_keys.items()),
+        "bin/clusterctl-ssh": assets.render("bootstrap/agent.sh.j2", nodes=nodes),
+        "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
+    }
 
 
 REQUIRED = {
@@ -142,46 +153,53 @@ REQUIRED = {
 """Commands that running a job takes, with the package that brings each on Debian and Ubuntu."""
 
 
+OWN = ("hostname", "interfaces", "tools")
+"""The questions that each node has an answer of its own to, also where all are one machine."""
+
+
 def render_script(
     node: Node,
-    mesh: Mesh,
+    files: Mapping[str, str],
     *,
     pythons: Sequence[str],
     steps: Sequence[Step] = (),
-    files: Mapping[str, str] | None = None,
     inside: str = "",
     metered: bool = False,
+    asked: Collection[str] = (),
 ) -> bytes:
     """The node's script. It holds private keys: hand it over on stdin, never in argv.
 
-    `pythons` are paths to try before those the node itself knows; `files` go below the node root
-    before the steps; `inside` is a command line that makes the questions be asked in a container.
-    `metered`: during the steps, it prints each second how much the node has received.
+    `files` go below the node root, before the steps; `pythons` are paths to try before those the
+    node itself knows; `inside` is a command line that makes the questions be asked in a container.
+    `metered`: during the steps, it prints each second how much the node has received. `asked`: the
+    questions, where that is not all.
     """
+    folders: dict[str, list[str]] = {}
+    for path in files:
+        folders.setdefault(posixpath.dirname(path), []).append(path)
+    questions = facts.list_questions(pythons)
     text = assets.render(
         "bootstrap/node.sh.j2",
         node=node,
-        mesh=mesh,
-        files={
-            "ssh/config": assets.render("bootstrap/ssh_config.j2", nodes=mesh.nodes),
-            "ssh/known_hosts": "".join(f"{name} {key}\n" for name, key in mesh.host_keys.items()),
-            "ssh/mesh.pub": mesh.key.public + "\n",
-            "bin/clusterctl-ssh": assets.render(
-                "bootstrap/agent.sh.j2", root=node.root, nodes=mesh.nodes
-            ),
-            "bin/free-port": assets.render("bootstrap/free-port.sh.j2"),
-            "bin/mesh-peer": assets.render("bootstrap/mesh-peer.sh.j2", node=node, mark=MESH_MARK),
-            **(files or {}),
-        },
-        agent=assets.render_agent(pythons),
+        folders=folders,
+        packed=_pack_files(tuple(files.items())),
+        agent=assets.render_agent(*pythons),
         inside=inside,
         steps=[(step.name, step.check, step.apply, step.what) for step in steps],
         step_marker=MARKER,
         received_marker=RECEIVED if metered and steps else "",
-        questions=facts.list_questions(pythons),
+        questions={name: questions[name] for name in asked or questions},
         marker=facts.MARKER,
     )
     return text.encode()
+
+
+@lru_cache(maxsize=1)
+def _pack_files(files: tuple[tuple[str, str], ...]) -> str:
+    """An archive of files, by path, in letters. Nodes in a row may get the same."""
+    modes = {True: 0o700, False: 0o600}
+    packed = assets.pack({path: (text.encode(), modes[path[:4] == "bin/"]) for path, text in files})
+    return base64.encodebytes(packed).decode()
 
 
 def find_problem(result: NodeResult) -> str:
@@ -516,37 +534,44 @@ def list_pythons(node: Node, container: NodeContainer | None) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------
-# Whether all nodes reach each other, and the shared folder: checked from the launcher.
+# Whether all nodes reach each other, and the shared folder.
 
 
-MESH_PATIENCE = 60.0
-WAVE, WAVE_PATIENCE = 8, 20.0
-"""Workers that are checked at a time, and seconds that each further wave of them may take."""
-
-MESH_MARK = "@@mesh"
-"""Begins the lines of a mesh check that are answers: start files of shells print lines, too."""
+LOGIN_PATIENCE = 60.0
+"""Seconds for a log-in from one node on another."""
+WAVE_PATIENCE = 2.0
+"""More seconds for each worker: the launcher has ten log-ins going at a time."""
 
 
-def _list_others(cluster: Cluster) -> list[Node]:
-    return [node for node in cluster.workers if node.name != cluster.launcher.name]
+def _try_log_ins(
+    pool: Pool, cluster: Cluster, pairs: Sequence[tuple[Node, Node]], command: str
+) -> tuple[str, ...]:
+    """Runs `command` from the first node of each pair on the second, in the way of jobs. Returns
+    the pairs where it fails, for people."""
+    by_name = {f"{first.name} → {second.name}": (first, second) for first, second in pairs}
+    limit = LOGIN_PATIENCE + WAVE_PATIENCE * len(cluster.workers)
 
+    def log_in(name: str) -> NodeResult:
+        first, second = by_name[name]
+        words = (f"{first.root}/bin/clusterctl-ssh", second.name, command)
+        result = pool.find_transport(first.name).run(
+            f"{shlex.join(words)} </dev/null", timeout=limit
+        )
+        return replace(result, node=name)
 
-def _run_on_launcher(pool: Pool, cluster: Cluster, script: str) -> tuple[str, ...]:
-    """The edges that do not work, by a check that runs on the launcher."""
-    result = pool.find_transport(cluster.launcher.name).run(
-        "exec /bin/sh -s",
-        stdin=script.encode(),
-        timeout=MESH_PATIENCE + WAVE_PATIENCE * (len(cluster.workers) // WAVE),
-    )
-    failures = read_mesh_failures(result.text)
-    return failures if result.ok else (result.error or result.complaints, *failures)
+    results = pool.call_each(log_in, list(by_name))
+    return tuple(f"{result.node}: {result.why}" for result in results if not result.ok)
 
 
 def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
-    """Raises NodeUnreachable unless the launcher and the workers (`what`) all reach each other."""
-    if not (others := _list_others(cluster)):
-        return
-    if failures := _run_on_launcher(pool, cluster, render_mesh_check(cluster.launcher, others)):
+    """Raises NodeUnreachable unless the launcher can log in on each worker, and the nodes (`what`)
+    in a ring: a pair of all of them would take the square of their number."""
+    launcher = cluster.launcher
+    steps = pairwise([*_list_others(cluster), launcher])
+    pairs = [
+        pair for worker, following in steps for pair in ((launcher, worker), (worker, following))
+    ]
+    if failures := _try_log_ins(pool, cluster, pairs, "exit 0"):
         raise NodeUnreachable(
             f"some {what} cannot reach each other: {'; '.join(failures)}",
             hint=hint,
@@ -554,39 +579,24 @@ def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
         )
 
 
-def render_mesh_check(launcher: Node, workers: Sequence[Node]) -> str:
-    """Checks, from the launcher, launcher ↔ every worker and a ring among the workers."""
-    following = [*workers[1:], *workers[:1]] if len(workers) > 1 else [None]
-    pairs = list(zip(workers, following, strict=True))
-    values = {"launcher": launcher, "pairs": pairs, "mark": MESH_MARK, "wave": WAVE}
-    return assets.render("bootstrap/mesh.sh.j2", **values)
-
-
 def check_shared(pool: Pool, cluster: Cluster) -> None:
-    """Raises BootstrapError unless all nodes can read and write the shared folder, where ranks
-    run."""
-    folder = cluster.shared
-    script = render_shared_check(folder, cluster.launcher, _list_others(cluster))
-    if failures := _run_on_launcher(pool, cluster, script):
+    """Raises BootstrapError unless each worker can read what the launcher writes in the shared
+    folder, and write it, where its ranks run."""
+    folder, launcher, token = cluster.shared, cluster.launcher, secrets.token_hex(8)
+    file = shlex.quote(f"{folder}/.clusterctl-check-{token}")
+    [written] = pool.run(f"echo {token} >{file}", [launcher.name], timeout=LOGIN_PATIENCE)
+    failures: tuple[str, ...] = (f"{launcher.name}: {written.why}",)
+    if written.ok:
+        look = f"read -r seen <{file} && : >>{file} && [ $seen = {token} ]"
+        pairs = [(launcher, worker) for worker in _list_others(cluster)]
+        failures = _try_log_ins(pool, cluster, pairs, look)
+        pool.run(f"rm -f {file}", [launcher.name], timeout=LOGIN_PATIENCE)
+    if failures:
         raise BootstrapError(
             f"some nodes cannot use the shared folder {folder}: {'; '.join(failures)}",
             hint=f"`clusterctl up {cluster.name}` mounts it again",
         )
 
 
-def render_shared_check(folder: str, launcher: Node, workers: Sequence[Node]) -> str:
-    """Writes a file on the launcher, and reads and writes it on all workers."""
-    values = {"folder": folder, "launcher": launcher, "workers": workers}
-    return assets.render("bootstrap/shared-check.sh.j2", **values, mark=MESH_MARK, wave=WAVE)
-
-
-def read_mesh_failures(text: str) -> tuple[str, ...]:
-    """The edges that do not work, for people, from what `render_check` printed. Only lines
-    with the mark count."""
-    failed = []
-    for line in text.splitlines():
-        mark, word, *rest = [*line.split(" "), ""]
-        if (mark, word) == (MESH_MARK, "broken") and len(rest) >= 3:
-            source, target, *why = rest
-            failed.append(f"{source} → {target}: {' '.join(why).strip() or 'no answer'}")
-    return tuple(failed)
+def _list_others(cluster: Cluster) -> list[Node]:
+    return [node for node in cluster.workers if node.name != cluster.launcher.name]

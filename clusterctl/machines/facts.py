@@ -132,9 +132,8 @@ def parse_nccl_net(text: str) -> Mapping[str, Any]:
 
 
 def read_tools(text: str) -> Mapping[str, Any]:
-    """`name path` lines."""
-    pairs = (line.partition(" ") for line in text.splitlines() if " " in line)
-    return {"tools": {name: path for name, _, path in pairs}}
+    """`command -v`: a path per line."""
+    return {"tools": {path.rpartition("/")[2]: path for path in text.splitlines() if "/" in path}}
 
 
 PARSERS: dict[str, Callable[[str], Mapping[str, Any]]] = {

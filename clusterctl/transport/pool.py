@@ -276,7 +276,7 @@ class Pool(AbstractContextManager["Pool"]):
         *,
         on_done: OnDone | None = None,
     ) -> tuple[NodeResult, ...]:
-        """Calls `action` with each node's name, for at most LIMIT nodes at a time.
+        """Calls `action` with each name, that of a node as a rule, for at most LIMIT at a time.
 
         Results in the order of the names (by default all, as given to the pool). What a transport
         raises becomes an `error`; a bug in `action` is raised when all have ended. Ctrl-C cuts the
@@ -301,7 +301,7 @@ class Pool(AbstractContextManager["Pool"]):
         except BaseException:
             waiting.clear()
             for name, result in zip(chosen, results, strict=True):
-                if not result.done():
+                if not result.done() and name in self._transports:
                     self._transports[name].close()
             raise
         return tuple(result.result() for result in results)

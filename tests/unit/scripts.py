@@ -91,7 +91,7 @@ def processes(folder: Path, tag: str, verb: str, *arguments: str) -> list[str]:
 @cache
 def _unpack_agent() -> tuple[TemporaryDirectory[str], Path]:
     scratch = TemporaryDirectory(prefix="agent-")
-    script = assets.render_agent([sys.executable])
+    script = assets.render_agent(sys.executable)
     subprocess.run(("/bin/sh", "-s"), cwd=scratch.name, input=script.encode(), check=True)
     return scratch, Path(scratch.name, "agent")
 

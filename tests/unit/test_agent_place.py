@@ -31,7 +31,7 @@ def test_only_a_python_that_runs_is_taken(tmp_path: Path) -> None:
     for fake, code in zip(fakes, (0, 1), strict=True):
         fake.write_text(f"#!/bin/sh\necho nonsense; exit {code}\n")
         fake.chmod(0o755)
-    script = assets.render_agent([*map(str, fakes), sys.executable])
+    script = assets.render_agent(*map(str, fakes), sys.executable)
     subprocess.run(["/bin/sh", "-es"], cwd=tmp_path, input=script.encode(), check=True)
     pythons = (tmp_path / "agent" / assets.pack_agent()[0] / "pythons").read_text()
     assert pythons.splitlines()[0] == sys.executable

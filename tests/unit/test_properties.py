@@ -322,7 +322,6 @@ FOREIGN: dict[str, Callable[[str], object]] = {
     "end of an instance": lambda text: api.read_instance(
         {"InstanceId": "i-1", "State": {"Name": "terminated"}, "StateTransitionReason": text}
     ),
-    "mesh": bootstrap.read_mesh_failures,
     "ip": lambda text: (
         networks.parse_taken(text, ""),
         networks.parse_taken("", text),

@@ -13,7 +13,7 @@ from clusterctl.core.model import Accelerator, Role, Runtime
 from clusterctl.machines import bootstrap, deadlines, registry
 from clusterctl.machines.protocol import RegistryLogin
 from tests.conftest import Need
-from tests.unit.making import cluster, node
+from tests.unit.making import node
 
 ROOT = Path(__file__).parents[2]
 IN_THE_CHECKOUT = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("templates/*/*.sh"), ROOT / ".ci" / "run"]
@@ -37,7 +37,7 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
             mesh_key=key.public,
             row=catalog.CONTAINER_IMAGES[kind],
         )
-    mesh = bootstrap.Mesh(key=key, nodes=nodes, host_keys=dict.fromkeys(("worker-1",), key.public))
+    files = bootstrap.list_mesh_files(key, nodes, {"worker-1": key.public})
     todo = bootstrap.list_steps(
         worker,
         runtime,
@@ -48,18 +48,13 @@ def node_script(accelerator: Accelerator, runtime: Runtime, recipe: str = "") ->
         idle=3600.0,
         shared="/a folder",
     )
-    return bootstrap.render_script(worker, mesh, pythons=["/opt/python"], steps=todo).decode()
+    return bootstrap.render_script(worker, files, pythons=["/opt/python"], steps=todo).decode()
 
 
 LAUNCHER_AND_WORKERS = (
     node("launcher", role=Role.LAUNCHER, root="/tmp/it's a root"),
     (node("worker-1", root="/tmp/it's a root"), node("worker-2")),
 )
-
-
-def mesh_script() -> str:
-    where = cluster(*(node(name) for name in ("launcher", "worker-1", "worker-2")))
-    return bootstrap.render_mesh_check(where.launcher, where.workers)
 
 
 def share_script(name: str) -> str:
@@ -91,8 +86,6 @@ RENDERED: dict[str, Callable[[], str]] = {
         for runtime in (Runtime.HOST, Runtime.DOCKER)
     },
     "node-recipe": lambda: node_script(Accelerator.NONE, Runtime.DOCKER, "cpu"),
-    "mesh": mesh_script,
-    "shared folder": lambda: bootstrap.render_shared_check("/a folder", *LAUNCHER_AND_WORKERS),
     "export": lambda: share_script("export"),
     "mount": lambda: share_script("mount"),
     "put a file": lambda: copy_script("put_file", size=7, mode="644", parent="'/a b'"),

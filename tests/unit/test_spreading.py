@@ -235,7 +235,7 @@ def test_a_node_whose_agent_is_killed_gets_its_files_once_more(
         agent = Path(item.root, "bin/clusterctl-ssh")
         agent.write_text('#!/bin/sh\nexec sh -c "$2"\n')
         agent.chmod(0o755)
-    script = assets.render_agent([str(python)]).encode()
+    script = assets.render_agent(str(python)).encode()
     subprocess.run(["/bin/sh"], cwd=site.where.workers[0].root, input=script, check=True)
     data = os.urandom(5_000_000)
     tree.mkdir()

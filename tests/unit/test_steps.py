@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from clusterctl.core import catalog, keys
 from clusterctl.core.model import Accelerator, Node, Role, Runtime
 from clusterctl.machines import bootstrap, registry
-from clusterctl.machines.bootstrap import Mesh, NodeContainer
+from clusterctl.machines.bootstrap import NodeContainer, list_mesh_files
 from clusterctl.machines.protocol import RegistryLogin
 from tests.conftest import Need
 from tests.unit.making import node
@@ -76,10 +76,10 @@ def test_steps_of_a_node(runtime: str, accelerator: str, recipe: str, names: str
     assert all(step.what for step in found)
     text = bootstrap.render_script(
         of,
-        Mesh(key=KEY, nodes=(of,), host_keys={of.name: KEY.public}),
+        list_mesh_files(KEY, [of], {of.name: KEY.public})
+        | (box.list_files(of) if runtime == "docker" else {}),
         pythons=["/opt/python"],
         steps=found,
-        files=box.list_files(of) if runtime == "docker" else None,
         inside=bootstrap.enter_container(box if runtime == "docker" else None),
     ).decode()
     done = subprocess.run(["sh", "-n"], input=text, text=True, capture_output=True)

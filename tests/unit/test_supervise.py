@@ -458,7 +458,7 @@ def test_a_running_job_keeps_its_agent_beside_a_newer_one(site: Site, tmp_path: 
     site.until_started(job)
     site.change = str
     for agent in agents:
-        script = assets.render_agent([sys.executable]).encode()
+        script = assets.render_agent(sys.executable).encode()
         subprocess.run(["/bin/sh", "-es"], cwd=agent.parent, input=script, check=True)
         assert {path.name for path in agent.iterdir()} == {old, new}
     following = site.submit(2, "true", BOTH)
