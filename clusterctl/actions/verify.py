@@ -24,11 +24,7 @@ from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Reporter
 from clusterctl.core.text import count
-from clusterctl.errors import (
-    ClusterctlError,
-    RecordError,
-    UsageError,
-)
+from clusterctl.errors import ClusterctlError, RecordError, UsageError
 from clusterctl.insight import verify
 from clusterctl.insight.verify import LeftOut, Link, Measurements, NodeFigures
 from clusterctl.state.store import Store
@@ -379,21 +375,6 @@ def measure_over(
 ) -> Measurements:
     """What there is time for until the deadline, over these connections. It is put on record."""
     began = time.monotonic()
-    found = _measure(cluster, pool, effort, report, deadline)
-    nodes, links = found.nodes, tuple(found.links)
-    left_out = tuple(LeftOut(w, tuple(names), why) for (w, why), names in found.left_out.items())
-    one = len(list_machines(cluster)) == 1
-    verdicts = verify.judge(nodes, links, left_out, one_machine=one)
-    seconds = time.monotonic() - began
-    measured = Measurements(nodes, links, verdicts, seconds, time.time(), left_out)
-    keep(store, cluster, "verify", measured)
-    return measured
-
-
-def _measure(
-    cluster: Cluster, pool: Pool, effort: Effort, report: Reporter, deadline: Deadline
-) -> Measured:
-    """Nodes and links, as far as there is time for them."""
 
     def limit(share: float) -> Deadline:
         return deadline.limit(max(0.0, deadline.left - (1 - share) * deadline.seconds))
@@ -416,7 +397,15 @@ def _measure(
     if pairs := len(found.names) * (len(found.names) - 1) // 2:
         report(f"measuring {count(pairs, 'link')}")
     measure_links(found, effort.link, deadline)
-    return found
+
+    links = tuple(found.links)
+    left_out = tuple(LeftOut(w, tuple(names), why) for (w, why), names in found.left_out.items())
+    one = len(list_machines(cluster)) == 1
+    verdicts = verify.judge(found.nodes, links, left_out, one_machine=one)
+    took = time.monotonic() - began
+    measured = Measurements(found.nodes, links, verdicts, took, time.time(), left_out)
+    keep(store, cluster, "verify", measured)
+    return measured
 
 
 def require_measurable(store: Store, cluster: Cluster, report: Reporter, *, now: bool) -> None:

@@ -98,26 +98,19 @@ def make_rows(
     """From the metrics that reduce_all.py has printed in each repeat; sizes that only some of them
     have are left out."""
     runs = [
-        {int(p.values["bytes"]): p.values["seconds"] for p in points if _is_size(p)}
+        {
+            int(p.values["bytes"]): p.values["seconds"]
+            for p in points
+            if p.values.get("bytes", 0) > 0 and p.values.get("seconds", 0) > 0
+        }
         for points in repeats
     ]
-    common = set(runs[0]).intersection(*runs[1:]) if runs else set()
-    factor = 2 * (ranks - 1) / ranks
     found = []
-    for size in sorted(common):
-        seconds = [run[size] for run in runs]
-        rates = [size / each for each in seconds]
-        bus = [factor * rate for rate in rates]
-        found.append(
-            Row(
-                backend,
-                ranks,
-                size,
-                Figure.from_values(seconds),
-                Figure.from_values(rates),
-                Figure.from_values(bus),
-            )
-        )
+    for size in sorted(set(runs[0]).intersection(*runs[1:]) if runs else ()):
+        seconds = Figure.from_values([run[size] for run in runs])
+        rate = Figure.from_values([size / run[size] for run in runs])
+        bus = rate.scale(2 * (ranks - 1) / ranks)
+        found.append(Row(backend, ranks, size, seconds, rate, bus))
     return tuple(found)
 
 
@@ -138,21 +131,14 @@ def tabulate_allreduce(found: Curves) -> list[tuple[str, ...]]:
     return [("backend", "bytes", "latency µs", "algbw GB/s", "busbw GB/s", "of limit"), *rows]
 
 
-def _is_size(point: MetricPoint) -> bool:
-    return point.values.get("bytes", 0) > 0 and point.values.get("seconds", 0) > 0
-
-
 def find_limit(report: Measurements) -> HardwareLimit:
     """The slowest link; on one node, its memory."""
     sound = [link for link in report.links if not link.error and link.rate]
     if sound:
         slowest = min(sound, key=lambda link: link.least)
         return HardwareLimit(slowest.least, f"link {slowest.name}")
-    nodes = [node for node in report.nodes if node.memory]
-    if nodes:
-        least = min(nodes, key=lambda node: node.memory)
-        return HardwareLimit(least.memory, f"memory of {least.name}")
-    return HardwareLimit()
+    nodes = [(node.memory, f"memory of {node.name}") for node in report.nodes if node.memory]
+    return HardwareLimit(*min(nodes)) if nodes else HardwareLimit()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -170,7 +156,7 @@ class TimedRun(Struct, frozen=True):
     seconds: float
     unit: str
     rate: float | None = None
-    split: tuple[float, float, float] | None = None
+    split: tuple[float, ...] | None = None
 
 
 class ScalingStep(Struct, frozen=True):
@@ -183,7 +169,7 @@ class ScalingStep(Struct, frozen=True):
     rate: Figure
     speedup: Figure
     efficiency: float
-    split: tuple[float, float, float] | None
+    split: tuple[float, ...] | None
 
 
 class Curve(Struct, frozen=True):
@@ -208,16 +194,10 @@ def read_run(
     rate = _find_median(mine or points, "samples_per_second")
     if not mine:
         return TimedRun(job, ranks, nodes, seconds, "run", rate)
-    found = tuple(value for name in SPLIT if (value := _find_median(mine, name)) is not None)
-    return TimedRun(
-        job,
-        ranks,
-        nodes,
-        _find_median(mine, "seconds") or seconds,
-        "epoch",
-        rate,
-        (found[0], found[1], found[2]) if len(found) == len(SPLIT) else None,
-    )
+    split = tuple(value for name in SPLIT if (value := _find_median(mine, name)) is not None)
+    epoch = _find_median(mine, "seconds") or seconds
+    whole = split if len(split) == len(SPLIT) else None
+    return TimedRun(job, ranks, nodes, epoch, "epoch", rate, whole)
 
 
 def _find_median(points: Iterable[MetricPoint], name: str) -> float | None:
@@ -226,37 +206,29 @@ def _find_median(points: Iterable[MetricPoint], name: str) -> float | None:
 
 
 def make_curve(program: str, runs: Sequence[TimedRun]) -> Curve:
-    counts = sorted({run.ranks for run in runs})
-    groups = [[run for run in runs if run.ranks == count] for count in counts]
+    steps: list[ScalingStep] = []
     rated = all(run.rate for run in runs)
-    rates = [
-        Figure.from_values([(rated and run.rate) or 1 / run.seconds for run in g]) for g in groups
-    ]
-    base = groups[0]
-    steps = []
-    for group, rate in zip(groups, rates, strict=True):
-        seconds = Figure.from_values([run.seconds for run in group])
-        speedup = Figure(*(v / rates[0].value for v in (rate.value, rate.low, rate.high)))
+    for ranks in sorted({run.ranks for run in runs}):
+        group = [run for run in runs if run.ranks == ranks]
+        rate = Figure.from_values([(rated and run.rate) or 1 / run.seconds for run in group])
+        base, fewest = (steps[0].rate, steps[0].ranks) if steps else (rate, ranks)
+        speedup = Figure(*(v / base.value for v in (rate.value, rate.low, rate.high)))
         splits = [run.split for run in group if run.split]
-        steps.append(
-            ScalingStep(
-                group[0].ranks,
-                len(group[0].nodes),
-                tuple(run.job for run in group),
-                seconds,
-                rate,
-                speedup,
-                speedup.value * base[0].ranks / group[0].ranks,
-                _find_medians(splits) if len(splits) == len(group) else None,
-            )
+        step = ScalingStep(
+            ranks,
+            nodes=len(group[0].nodes),
+            jobs=tuple(run.job for run in group),
+            seconds=Figure.from_values([run.seconds for run in group]),
+            rate=rate,
+            speedup=speedup,
+            efficiency=speedup.value * fewest / ranks,
+            split=tuple(map(median, zip(*splits, strict=True)))
+            if len(splits) == len(group)
+            else None,
         )
+        steps.append(step)
     fastest = max(steps, key=lambda step: step.rate.value)
     return Curve(program, runs[0].unit, tuple(steps), fastest.ranks)
-
-
-def _find_medians(splits: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    compute, communication, waiting = (median(values) for values in zip(*splits, strict=True))
-    return compute, communication, waiting
 
 
 def tabulate_scaling(found: Curve) -> list[tuple[str, ...]]:
