@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
@@ -52,11 +52,9 @@ def render_verb(name: str) -> str:
     verb = VERBS[name]
     options = [option for option in verb.options().values() if not option.never]
     arguments = [option.metavar for option in options if not option.flags]
-    lines = [
-        f"Usage: clusterctl {' '.join([name, '[OPTIONS]', *arguments])}",
-        "",
-        *_list_paragraphs(verb),
-    ]
+    about = inspect.cleandoc(verb.__doc__ or "").split("\n\n")
+    lines = [f"Usage: clusterctl {' '.join([name, '[OPTIONS]', *arguments])}", ""]
+    lines.append("\n\n".join(textwrap.fill(text, _choose_width()) for text in about))
     rows: dict[str, list[tuple[str, str]]] = {ARGUMENTS.heading: []}
     bare: dict[str, dict[str, list[str]]] = {}
     for option in options:
@@ -71,9 +69,9 @@ def render_verb(name: str) -> str:
     rows[GENERAL.heading] = [*rows.pop(GENERAL.heading), HELP]  # what all verbs have stands last
     column = _choose_column(row for section in rows.values() for row in section)
     for heading, section in rows.items():
-        lines += _render_section(
-            heading, _format_table(section, column) + _render_bare(bare.get(heading, {}))
-        )
+        leads = bare.get(heading, {}).items()
+        others = ". ".join(f"{lead}: {' '.join(sorted(flags))}" for lead, flags in leads)
+        lines += _render_section(heading, _format_table(section, column) + _wrap(others))
     known = ["clusterctl.toml", *(item.env for item in options if item.env)]
     lines.append(f"  Set defaults in {', '.join(known)}")
     if len(verb.examples) == 1:
@@ -120,11 +118,6 @@ def summarize(verb: type[Verb]) -> str:
     return text.partition(". ")[0].partition("  ")[0].rstrip(".") + "."
 
 
-def _list_paragraphs(verb: type[Verb]) -> Iterator[str]:
-    for number, paragraph in enumerate(inspect.cleandoc(verb.__doc__ or "").split("\n\n")):
-        yield from ([""] if number else []) + textwrap.wrap(paragraph, _choose_width())
-
-
 def _make_row(option: Option[Any]) -> tuple[str, str]:
     """`-c, --cluster NAME` and its help, with room for a short flag where there is none."""
     flags, metavar, help = option.flags, option.metavar, option.help
@@ -158,11 +151,6 @@ def _format_table(rows: list[tuple[str, str]], column: int) -> list[str]:
             first = ""
         lines += [f"  {first if not i else '':<{column - 2}}{t}" for i, t in enumerate(wrapped)]
     return lines
-
-
-def _render_bare(bare: Mapping[str, list[str]]) -> list[str]:
-    """Options without a help of their own."""
-    return _wrap(". ".join(f"{lead}: {' '.join(sorted(flags))}" for lead, flags in bare.items()))
 
 
 def _wrap(text: str) -> list[str]:
@@ -286,18 +274,17 @@ class Command(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         return _draw_panels(render_verb(self.path))
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> None:
         given = read_options(self.path, ctx.params, ctx.args)
         with Console.get_current().show_waiting():  # on a busy machine modules take seconds to load
             module = import_module(f"clusterctl.cli.{self.verb.module}")
         function = getattr(module, self.verb.function)
         try:
-            outcome = function(given, Console.get_current())
+            function(given, Console.get_current())
         except typer.Exit:
             _collect_launches(given)
             raise
         _collect_launches(given)
-        return outcome
 
 
 def _collect_launches(given: Verb) -> None:
@@ -349,10 +336,8 @@ class Verbs(TyperGroup):
             # difflib does not know letters that have changed places.
             close = [one for one in known if sorted(one) == sorted(name)]
             close += get_close_matches(name, known, n=1)
-            if name == "version" and not self.prefix:  # a command of many other tools
-                close = ["--version"]
-            if name == "help":
-                close = ["--help"]
+            if name == "help" or (name == "version" and not self.prefix):  # as many tools have it
+                close = [f"--{name}"]
             listed = f"`clusterctl {self.prefix}--help` lists the commands"
             raise UsageError(
                 f"unknown command '{self.prefix}{name}'",
@@ -384,10 +369,8 @@ def group_by_word() -> dict[str, dict[str, Option[Any]]]:
     """The options that settings may have, by the first word of their verb."""
     found: dict[str, dict[str, Option[Any]]] = {}
     for path, verb in VERBS.items():
-        own = found.setdefault(path.partition(" ")[0], {})
-        for key, option in verb.options().items():
-            if option.flags:
-                own[key] = option
+        options = {key: option for key, option in verb.options().items() if option.flags}
+        found.setdefault(path.partition(" ")[0], {}).update(options)
     return found
 
 
@@ -531,8 +514,8 @@ def _run(arguments: list[str]) -> int:
         command.main(args=arguments, prog_name="clusterctl")
     # Not main(): it would make a silent exit code of Ctrl-C.
     with command.make_context("clusterctl", list(arguments)) as context:
-        outcome = command.invoke(context)
-    return outcome if isinstance(outcome, int) else 0
+        command.invoke(context)
+    return 0
 
 
 def _find_batch_system(words: list[str]) -> str:
@@ -591,7 +574,11 @@ def _conclude(console: Console, arguments: list[str], error: BaseException) -> i
 def _explain(error: BaseException, arguments: list[str]) -> ClusterctlError:
     """What ended a command line as an error of ours; one of no other class is a bug."""
     if isinstance(error, ClusterctlError):
-        return _explain_missing(error)
+        if isinstance(error, NodeUnreachable) and error.cluster:
+            from clusterctl.actions import lifetime
+
+            return lifetime.explain_allowed(error)
+        return error
     if hasattr(error, "format_message"):
         message, hint = explain(error, arguments)
         return UsageError(message, hint=hint)
@@ -602,14 +589,6 @@ def _explain(error: BaseException, arguments: list[str]) -> ClusterctlError:
         return kind(what, hint="free some space there")
     bug = ClusterctlError(f"a bug in clusterctl: {type(error).__name__}: {error}")
     return explain_input(error, _is_in_a_folder()) or bug
-
-
-def _explain_missing(error: ClusterctlError) -> ClusterctlError:
-    if not isinstance(error, NodeUnreachable) or not error.cluster:
-        return error
-    from clusterctl.actions import lifetime
-
-    return lifetime.explain_allowed(error)
 
 
 def _refuse_bytes(arguments: list[str]) -> None:
