@@ -55,10 +55,8 @@ def _check_tools() -> list[CheckRow]:
     found = []
     for name, level, hint, purpose in rows:
         path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
-        if path:
-            found.append(CheckRow("ok", name, path))
-        else:
-            found.append(CheckRow(level, name, f"not found; needed for {purpose}", hint))
+        missing = CheckRow(level, name, f"not found; needed for {purpose}", hint)
+        found.append(CheckRow("ok", name, path) if path else missing)
     return [*found, _check_mpirun(), _check_terraform(), *check_gdrdrv()]
 
 
@@ -116,9 +114,8 @@ def _check_home(store: Store) -> CheckRow:
     except ClusterctlError as error:
         return CheckRow("error", "state", error.message, error.hint)
     free = shutil.disk_usage(path).free
-    if free < SPACE:
-        return CheckRow("warning", "state", f"{path}: {format_bytes(free)} free", "free some space")
-    return CheckRow("ok", "state", f"{path}: {format_bytes(free)} free")
+    level, hint = ("warning", "free some space") if free < SPACE else ("ok", "")
+    return CheckRow(level, "state", f"{path}: {format_bytes(free)} free", hint)
 
 
 # -------------------------------------------------------------------------------------------------

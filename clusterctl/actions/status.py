@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -120,13 +121,13 @@ ASKED_AT_ONCE = 16
 
 def list_statuses(store: Store) -> tuple[ClusterStatus, ...]:
     """Of all clusters. AWS is asked about several at the same time."""
-    clusters, now = store.list_clusters(), time.time()
+    clusters, now, read = store.list_clusters(), time.time(), partial(read_status, store)
     if not any(costs.is_uncertain(store, cluster, now) for cluster in clusters):
-        return tuple(read_status(store, cluster) for cluster in clusters)
+        return tuple(map(read, clusters))
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        return tuple(pool.map(lambda cluster: read_status(store, cluster), clusters))
+        return tuple(pool.map(read, clusters))
 
 
 def read_live(text: str) -> tuple[str, float | None, bool]:

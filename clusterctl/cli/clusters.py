@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -18,7 +19,7 @@ from clusterctl.core.model import Cluster
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import count, format_time
 from clusterctl.errors import UsageError
-from clusterctl.options.kinds import DEFAULT_NAME
+from clusterctl.options.kinds import DEFAULT_NAME, join_words
 from clusterctl.options.verbs import Attach, Detach, Down, Up
 
 MOST_FILES = 300
@@ -67,11 +68,7 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
     console.note(
         f"cluster {up_cluster.name} is ready: 1 launcher, {workers}"
         f" ({up_cluster.mode}){describe_end(up_cluster)}"
-        + (
-            _suggest_next(up_cluster, alone=store.list_names() == (up_cluster.name,))
-            if then
-            else ""
-        )
+        + (_suggest_next(up_cluster, store.list_names()) if then else "")
     )
     console.document(
         cluster=up_cluster.name,
@@ -82,14 +79,10 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
 
 
 def down(given: Down, console: Console) -> None:
-    with console.show_waiting(moved=_count_copied):
-        _take_down(given, console)
-
-
-def _count_copied() -> tuple[int, int | None]:
     from clusterctl.actions import common
 
-    return common.count_copied()
+    with console.show_waiting(moved=common.count_copied):
+        _take_down(given, console)
 
 
 def _take_down(given: Down, console: Console) -> None:
@@ -156,10 +149,16 @@ def document_removed(gone: Any) -> dict[str, Any]:
     }
 
 
-def _suggest_next(cluster: Cluster, *, alone: bool) -> str:
-    option, argument = ("", "") if alone else (f"-c {cluster.name} ", f" {cluster.name}")
+def _suggest_next(cluster: Cluster, names: Sequence[str]) -> str:
+    """A program of the current folder, else the bundled one that shows what the cluster is for."""
+    argument = f" {cluster.name}" * (len(names) > 1)
+    option = f"-c {cluster.name} " if argument else ""
+    gpu = any(node.accelerator.value != "none" for node in cluster.workers)
+    named = any(group.family not in ("", "cpu") for group in cluster.spec.groups)
+    bundled = f"multinode_ddp_mpi{'_gpu' if gpu or named else ''}.py 1000 1000"
+    own = find_script(".")
     return (
-        f". Next:\n  clusterctl run {option}{_choose_program(cluster)}\n"
+        f". Next:\n  clusterctl run {option}{shlex.quote(own) if own else bundled}\n"
         f"  clusterctl status{argument}\n  clusterctl down{argument}"
     )
 
@@ -170,15 +169,6 @@ def describe_end(cluster: Cluster) -> str:
         return ""
     word = "ends" if cluster.deadline > time.time() else "ended"
     return f", {word} {format_time(cluster.deadline)}"
-
-
-def _choose_program(cluster: Cluster) -> str:
-    """A program of the current folder, else the bundled one that shows what the cluster is for."""
-    if name := find_script("."):
-        return shlex.quote(name)
-    gpu = any(node.accelerator.value != "none" for node in cluster.workers)
-    named = any(group.family not in ("", "cpu") for group in cluster.spec.groups)
-    return f"multinode_ddp_mpi{'_gpu' if gpu or named else ''}.py 1000 1000"
 
 
 def find_script(folder: str) -> str:
@@ -232,9 +222,9 @@ def attach(given: Attach, console: Console) -> None:
         raise UsageError(
             f"{' and '.join(chosen)} cannot be combined"
             if chosen
-            else f"specify {_join_with_or(list(ways))}",
+            else f"specify {join_words([*ways], 'or')}",
             hint="clusterctl attach NAME "
-            + _join_with_or(["--hosts FILE", *(f"{flag} [LOGIN]" for flag in given.logins)]),
+            + join_words(["--hosts FILE", *(f"{flag} [LOGIN]" for flag in given.logins)], "or"),
         )
     system = chosen[0].removeprefix("--")
     host = given.logins.get(chosen[0]) or ""
@@ -252,10 +242,8 @@ def attach(given: Attach, console: Console) -> None:
         made = actions_attach.attach_hosts(
             *(store, wanted, given.hosts, login, given.bootstrap, console.report)
         )
-        ready = (
-            f"{count(len(made.nodes), 'host')}, {count(sum(n.slots for n in made.workers), 'slot')}"
-        )
-        size = ""
+        slots = sum(node.slots for node in made.workers)
+        ready, size = f"{count(len(made.nodes), 'host')}, {count(slots, 'slot')}", ""
     else:
         made = actions_attach.attach_site(store, wanted, system, host, login, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
@@ -274,10 +262,6 @@ def attach(given: Attach, console: Console) -> None:
         site_info=made.site_info,
         nodes=[make_plain(node) for node in made.nodes],
     )
-
-
-def _join_with_or(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def detach(given: Detach, console: Console) -> None:

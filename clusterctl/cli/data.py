@@ -12,14 +12,7 @@ from clusterctl.core.model import CloudSpec, Runtime
 from clusterctl.core.text import format_bytes
 from clusterctl.data import sources
 from clusterctl.errors import UsageError
-from clusterctl.options.verbs import (
-    DataGet,
-    DataIndex,
-    DataList,
-    DataPush,
-    ImageAmi,
-    ImageBuild,
-)
+from clusterctl.options.verbs import DataGet, DataIndex, DataList, DataPush, ImageAmi, ImageBuild
 
 
 class Download:
@@ -135,14 +128,14 @@ def image_ami(given: ImageAmi, console: Console) -> None:
         )
         found = (made,)
     rows = (
-        (i.name, i.id, i.state, i.made[:10], f"{i.gib} GiB", render_monthly(i.monthly), i.owner)
+        (
+            *(i.name, i.id, i.state, i.made[:10], f"{i.gib} GiB"),
+            "?" if i.monthly is None else f"up to ${i.monthly:.2f} a month",
+            i.owner,
+        )
         for i in found
     )
     console.result(format_table(rows) if found else "no machine image of your own")
     console.document(
         images=[pick(i, "name", "id", "kind", "state", "made", "gib", "owner") for i in found]
     )
-
-
-def render_monthly(dollars: float | None) -> str:
-    return "?" if dollars is None else f"up to ${dollars:.2f} a month"

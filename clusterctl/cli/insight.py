@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -36,7 +35,7 @@ from clusterctl.core.variables import redact
 from clusterctl.errors import UsageError
 from clusterctl.insight import scaling
 from clusterctl.insight import verify as insight_verify
-from clusterctl.insight.scaling import SPLIT, Curve, Curves
+from clusterctl.insight.scaling import SPLIT
 from clusterctl.insight.top import NodeLine, RankLine, TopFrame
 from clusterctl.options.verbs import (
     BenchAllreduce,
@@ -84,7 +83,14 @@ def doctor(given: Doctor, console: Console) -> None:
             pick(item, "kind", "serious", "text", "advice", "lines", "ranks", "nodes")
             for item in found.findings
         ],
-        stacks=[_document_stack(item) for item in found.stacks],
+        stacks=[
+            {
+                "ranks": item.ranks,
+                "collective": item.stack.collective,
+                "frames": [pick(frame, "name", "file", "line") for frame in item.stack.frames],
+            }
+            for item in found.stacks
+        ],
     )
 
 
@@ -118,36 +124,19 @@ def _render_stacks(found: actions_doctor.Diagnosis, all_frames: bool) -> list[st
     return texts
 
 
-def _document_stack(item: Any) -> dict[str, Any]:
-    stack = item.stack
-    frames = [pick(frame, "name", "file", "line") for frame in stack.frames]
-    return {"ranks": item.ranks, "collective": stack.collective, "frames": frames}
-
-
 # -------------------------------------------------------------------------------------------------
 # Verbs that look at clusters and jobs: verify, diff.
 
 
 def verify(given: Verify, console: Console) -> None:
     store, cluster = common.open_cluster(given.choose_name())
-    found = actions_verify.measure(
-        *(store, cluster, console.report),
-        quick=given.quick,
-        now=given.now,
-    )
+    found = actions_verify.measure(store, cluster, console.report, quick=given.quick, now=given.now)
     console.result(format_table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
     low = len(found.low)
     text = f"{count(low, 'line')} below the limit" if low else "all within limits"
     console.report(text + "; the notes name what was not measured" * bool(found.left_out))
-    console.document(
-        cluster=cluster.name,
-        ok=not found.low,
-        seconds=found.seconds,
-        verdicts=found.verdicts,
-        nodes=found.nodes,
-        links=found.links,
-        left_out=found.left_out,
-    )
+    shown = pick(found, "seconds", "verdicts", "nodes", "links", "left_out")
+    console.document(cluster=cluster.name, ok=not found.low, **shown)
     if low:
         raise typer.Exit(8)
 
@@ -187,23 +176,13 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
     console.result(format_table(scaling.tabulate_allreduce(found)))
     for backend, why in found.failed.items():
         console.note(f"{backend}: {why}")
-    for line in _describe_limits(found):
-        console.note(line)
-    console.document(
-        cluster=cluster.name,
-        limit=found.limit,
-        repeats=found.repeats,
-        failed=found.failed,
-        rows=found.rows,
-    )
-
-
-def _describe_limits(found: Curves) -> Iterator[str]:
-    ranks = found.rows[0].ranks
     if found.repeats > 1:
-        yield f"{count(ranks, 'rank')}; median of {found.repeats} (smallest-largest)"
+        ranks = count(found.rows[0].ranks, "rank")
+        console.note(f"{ranks}; median of {found.repeats} (smallest-largest)")
     if found.limit.rate:
-        yield f"limit: {insight_verify.format_rate(found.limit.rate)}, {found.limit.of}"
+        rate = insight_verify.format_rate(found.limit.rate)
+        console.note(f"limit: {rate}, {found.limit.of}")
+    console.document(cluster=cluster.name, **pick(found, "limit", "repeats", "failed", "rows"))
 
 
 def bench_scaling(given: BenchScaling, console: Console) -> None:
@@ -229,26 +208,20 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
         now=given.now,
     )
     console.result(format_table(scaling.tabulate_scaling(curve)))
-    for line in _conclude(curve):
-        console.note(line)
+    if all(step.split is None for step in curve.steps):
+        console.note("the program does not report where its time goes: see docs/measuring.md")
+    console.note(f"fastest: {count(curve.fastest, 'rank')}")
     console.document(
         cluster=cluster.name,
         **pick(curve, "program", "unit", "fastest"),
         steps=[
             {
-                **pick(step, "ranks", "nodes", "jobs", "seconds", "rate", "speedup"),
-                **pick(step, "efficiency"),
+                **pick(step, "ranks", "nodes", "jobs", "seconds", "rate", "speedup", "efficiency"),
                 **dict(zip(SPLIT, step.split or (None,) * len(SPLIT), strict=True)),
             }
             for step in curve.steps
         ],
     )
-
-
-def _conclude(curve: Curve) -> Iterator[str]:
-    if all(step.split is None for step in curve.steps):
-        yield "the program does not report where its time goes: see docs/measuring.md"
-    yield f"fastest: {count(curve.fastest, 'rank')}"
 
 
 # -------------------------------------------------------------------------------------------------

@@ -195,17 +195,11 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
         if console.json:
             print(json.dumps(insight_metrics.to_json(point)), flush=True)
         else:
-            shown = {name: v for name, v in point.values.items() if name != "time"}
-            texts = (
-                f"{name} {insight_metrics.render_metrics(value)}" for name, value in shown.items()
-            )
-            console.result(f"[{point.rank}] {'  '.join(texts)}")
+            shown = {n: insight_metrics.render_metrics(v) for n, v in point.values.items()}
+            shown.pop("time", None)
+            console.result(f"[{point.rank}] {'  '.join(f'{n} {v}' for n, v in shown.items())}")
     if none:
-        console.note(_explain_no_metrics(job))
-
-
-def _explain_no_metrics(job: int) -> str:
-    return f"no metrics found in job {job}; docs/outputs.md (Metrics) says what counts"
+        console.note(f"no metrics found in job {job}; docs/outputs.md (Metrics) says what counts")
 
 
 def cancel(given: Cancel, console: Console) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from clusterctl.cli.clusters import describe_end, document_node
 from clusterctl.cli.console import Console, ago, format_records, format_table, make_plain, pick
-from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_time
 from clusterctl.options.verbs import Cost, List, Status
 
@@ -26,12 +25,13 @@ def status(given: Status, console: Console) -> None:
             store, common.choose_cluster(store, given.choose_name()), live=live
         )
     what = found.cluster
-    spent = _format_dollars(found.dollars, found)
-    hourly = _format_dollars(found.dollars_per_hour, found)
+    least = "at least " * bool(found.unknown_prices)
+    source = ", from the record" if what.charges and not found.asked else ""
     lines = [
         f"{what.name} ({what.id}): {what.phase.value}, provider {what.spec.provider},"
-        f" {_describe_mode(what)}, age {ago(found.age)}, {spent} so far"
-        f" ({hourly}/h{_name_source(found)}){describe_end(what)}"
+        f" {': '.join(filter(None, (what.mode, what.mode_reason)))}, age {ago(found.age)},"
+        f" {least}${found.dollars:.2f} so far ({least}${found.dollars_per_hour:.2f}/h{source})"
+        + describe_end(what)
     ]
     if found.unknown_prices:
         lines.append(f"not included (price unknown): {', '.join(found.unknown_prices)}")
@@ -83,6 +83,7 @@ def list_clusters(given: List, console: Console) -> None:
 
 def _list_node(item: Any, jobs: Any, live: bool) -> dict[str, object]:
     node, mpi, python = item.node, item.node.facts.mpi, item.node.facts.python
+    models = Counter(node.facts.gpus)
     here = (str(j.id) for j in jobs if any(place.node == node.name for place in j.placement))
     row: dict[str, object] = {
         "node": node.name,
@@ -91,7 +92,7 @@ def _list_node(item: Any, jobs: Any, live: bool) -> dict[str, object]:
         "slots": node.slots or "-",
         "mpi": f"{mpi.flavour} {mpi.version}" if mpi else "-",
         "python": python.version if python else "-",
-        "gpus": _describe_gpus(node) or None,
+        "gpus": ", ".join(f"{number} x {model}" for model, number in models.items()) or None,
         "job": ", ".join(here) or None,
     }
     if live:
@@ -100,25 +101,18 @@ def _list_node(item: Any, jobs: Any, live: bool) -> dict[str, object]:
     return row
 
 
-def _describe_gpus(node: Any) -> str:
-    """`4 x Tesla T4`; of several models, each."""
-    models = Counter(node.facts.gpus)
-    return ", ".join(f"{number} x {model}" for model, number in models.items())
-
-
 def _list_gpus(nodes: Any) -> Iterator[dict[str, object]]:
     """What each GPU does now, and for which jobs."""
     for item in nodes:
         models = dict(enumerate(item.node.facts.gpus))
         for gpu in item.gpus:
+            memory = f"{gpu.memory / 1e9:.1f} of {gpu.total / 1e9:.1f} GB"
             yield {
                 "node": item.node.name,
                 "gpu": gpu.index,
                 "model": models.get(gpu.index, "-"),
                 "use": "-" if gpu.used is None else f"{gpu.used:.0%}",
-                "memory": f"{gpu.memory / 1e9:.1f} of {gpu.total / 1e9:.1f} GB"
-                if gpu.total
-                else "-",
+                "memory": memory if gpu.total else "-",
                 "job": ", ".join(map(str, gpu.jobs)) or "-",
             }
 
@@ -136,34 +130,12 @@ def _list_cluster(item: Any) -> dict[str, object]:
     }
 
 
-def _name_source(found: Any) -> str:
-    return ", from the record" if found.cluster.charges and not found.asked else ""
-
-
-def _format_dollars(dollars: float, found: Any) -> str:
-    return f"{'at least ' * bool(found.unknown_prices)}${dollars:.2f}"
-
-
-def _describe_mode(cluster: Cluster) -> str:
-    reason = f": {cluster.mode_reason}" if cluster.mode_reason else ""
-    return f"{cluster.mode}{reason}"
-
-
 def _document_status(found: Any, live: bool) -> dict[str, Any]:
     what = found.cluster
     return {
         "cluster": what.name,
         "provider": what.spec.provider,
-        **pick(
-            what,
-            "id",
-            "mode",
-            "mode_reason",
-            "phase",
-            "created",
-            "deadline",
-            "shared",
-        ),
+        **pick(what, "id", "mode", "mode_reason", "phase", "created", "deadline", "shared"),
         "age_s": round(found.age, 1),
         **pick(found, "dollars", "dollars_per_hour", "unknown_prices", "warnings"),
         "money_from": "provider" if found.asked else "record",
@@ -205,7 +177,10 @@ def cost(given: Cost, console: Console) -> None:
             writer.writerows(chosen)
     elif chosen:
         head = [name for name in chosen[0] if name not in ("exact", "dollars")]
-        cells = ([*(row[name] for name in head), _format_money(row)] for row in chosen)
+        cells = (
+            [*map(row.get, head), f"{'' if row['exact'] else '>= '}{row['dollars']:.4f}"]
+            for row in chosen
+        )
         console.result(format_table([[*head, "$"], *cells]))
     for line in found.warnings:
         console.note(f"warning: {line}")
@@ -216,7 +191,3 @@ def cost(given: Cost, console: Console) -> None:
         " from the records on this machine"
     )
     console.document(**make_plain(found), dollars=found.dollars, exact=found.exact)
-
-
-def _format_money(row: dict[str, Any]) -> str:
-    return f"{'' if row['exact'] else '>= '}{row['dollars']:.4f}"

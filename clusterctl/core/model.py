@@ -529,32 +529,18 @@ def shorten(names: Sequence[str]) -> str:
             groups.setdefault((name, 0), [])
             continue
         prefix, digits = match.groups()
-        width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
-        groups.setdefault(_find_family(groups, prefix, digits, width), []).append(int(digits))
-    return ",".join(
-        _render_group(prefix, width, numbers) for (prefix, width), numbers in groups.items()
-    )
-
-
-def _find_family(
-    groups: dict[tuple[str, int], list[int]], prefix: str, digits: str, width: int
-) -> tuple[str, int]:
-    """node10 belongs to node[08-09] where those came first: it has the same width."""
-    padded = (prefix, len(digits))
-    return padded if not width and groups.get(padded) and len(digits) > 1 else (prefix, width)
-
-
-def _render_group(prefix: str, width: int, numbers: Sequence[int]) -> str:
-    if not numbers:
-        return prefix
-    runs = fold_runs(numbers)
-    texts = [
-        f"{run[0]:0{width}d}" if len(run) == 1 else f"{run[0]:0{width}d}-{run[-1]:0{width}d}"
-        for run in runs
-    ]
-    if len(texts) == 1 and len(runs[0]) == 1:
-        return prefix + texts[0]
-    return f"{prefix}[{','.join(texts)}]"
+        width = len(digits) if len(digits) > 1 else 0
+        # node10 belongs to node[08-09] where those came first: it has the same width.
+        if not (digits.startswith("0") or groups.get((prefix, width))):
+            width = 0
+        groups.setdefault((prefix, width), []).append(int(digits))
+    texts = []
+    for (prefix, width), numbers in groups.items():
+        runs = [dict.fromkeys((run[0], run[-1])) for run in fold_runs(numbers)]
+        ends = ",".join("-".join(f"{n:0{width}d}" for n in run) for run in runs)
+        single = len(runs) == 1 and len(runs[0]) == 1
+        texts.append(prefix + (ends if single or not runs else f"[{ends}]"))
+    return ",".join(texts)
 
 
 def _describe_answer(result: NodeResult) -> str:

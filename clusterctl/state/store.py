@@ -107,25 +107,20 @@ class Store:
 
     def read_cluster(self, name: str) -> Cluster:
         with suppress(FileNotFoundError):
-            return _decode(
-                self.locate_folder(name) / "cluster.json",
-                Cluster,
+            hint = (
                 f"`clusterctl down {name}` finds and removes the cluster without it; "
-                f"another version of clusterctl may be able to read it",
-                _check_cluster,
+                f"another version of clusterctl may be able to read it"
             )
+            path = self.locate_folder(name) / "cluster.json"
+            return _decode(path, Cluster, hint, _check_cluster)
         names = self.list_names()
         if name in names:
             raise RecordError(
                 f"the record of cluster {name!r} is gone",
                 hint=f"`clusterctl down {name}` removes what is left of the cluster",
             )
-        raise RecordError(
-            f"no cluster named {name!r}",
-            hint=f"existing clusters: {', '.join(names)}"
-            if names
-            else "`clusterctl up` creates one",
-        )
+        there = f"existing clusters: {', '.join(names)}" if names else "`clusterctl up` creates one"
+        raise RecordError(f"no cluster named {name!r}", hint=there)
 
     def find(self, name: str) -> Cluster | None:
         """The same, or None where there is no record."""
@@ -231,34 +226,25 @@ class Store:
     def list_damage(self) -> list[str]:
         """What is wrong with records, one line each: what `list` and `jobs` pass over."""
         found: list[str] = []
-        for _ in _read_all(self.read_cluster, self.list_names(), found):
-            pass
+        list(_read_all(self.read_cluster, self.list_names(), found))
         self.list_jobs(found)
         return found
 
     def list_cluster_damage(self, name: str | None = None) -> tuple[str, ...]:
         """The same of the cluster of that name, or of all, and of all that are gone: a record of
         the past that cannot be read does not tell its name."""
-        names = [item for item in self.list_names() if name in (None, item)]
         found: list[str] = []
-        for _ in _read_all(self.read_cluster, names, found):
-            pass
-        for _ in _read_all(self._read_past, self._list_past_ids(), found):
-            pass
+        names = [item for item in self.list_names() if name in (None, item)]
+        list(_read_all(self.read_cluster, names, found))
+        list(_read_all(self._read_past, self._list_past_ids(), found))
         return tuple(found)
 
     def _list_numbers(self) -> list[int]:
         """The numbers of the jobs with a record, in order; what else lies there is not ours."""
+        folder, names = self.home.jobs, list[str]()
         with suppress(FileNotFoundError):
-            names = os.listdir(self.home.jobs)
-            return sorted(
-                int(name)
-                for name in names
-                if name.isascii()
-                and name.isdigit()
-                and os.path.exists(f"{self.home.jobs}/{name}/job.json")
-            )
-        return []
+            names = [name for name in os.listdir(folder) if name.isascii() and name.isdigit()]
+        return sorted(int(name) for name in names if os.path.exists(f"{folder}/{name}/job.json"))
 
     def read_job(self, number: int) -> Job:
         from clusterctl.core.job import Job
@@ -367,8 +353,7 @@ def _write(path: Path, record: Cluster | Job) -> None:
     with suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
         _read_head(path, path.read_bytes())
     # Without a copy of all that is in it: a record of 1,000 workers is 700 kB.
-    raw = asdict(record)
-    data = msgspec.json.encode({"record_version": VERSION, **raw})
+    data = msgspec.json.encode({"record_version": VERSION, **asdict(record)})
     write_atomic(path, msgspec.json.format(data, indent=2) + b"\n")
 
 
