@@ -15,17 +15,7 @@ from clusterctl import process
 from clusterctl.actions.common import Connected, Unfetched, open_pool
 from clusterctl.actions.down import take_down
 from clusterctl.actions.up import bring_up, handle_signals
-from clusterctl.core import catalog
-from clusterctl.core.model import (
-    CloudSpec,
-    Cluster,
-    ClusterSpec,
-    Consent,
-    NodeGroup,
-    Reporter,
-    Role,
-    Runtime,
-)
+from clusterctl.core import catalog, model
 from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import ClusterctlError
 from clusterctl.machines import providers
@@ -144,17 +134,17 @@ the plan does not count, and the launcher of a check does not need."""
 def run_real_check(
     store: Store,
     *,
-    runtime: Runtime | None,
-    cloud: CloudSpec,
-    report: Reporter,
-    consent: Consent,
+    runtime: model.Runtime | None,
+    cloud: model.CloudSpec,
+    report: model.Reporter,
+    consent: model.Consent,
 ) -> tuple[dict[str, float], float]:
     """Creates the cluster, which proves itself by an all-reduce, and removes it, whatever happens.
     Returns the seconds of `up` and `down`, and what it has cost in US dollars."""
-    spec = ClusterSpec(
+    spec = model.ClusterSpec(
         name=f"check-{secrets.token_hex(3)}",
         provider="ec2",
-        groups=(NodeGroup(count=WORKERS, instance_type=WORKER_TYPE),),
+        groups=(model.NodeGroup(count=WORKERS, instance_type=WORKER_TYPE),),
         ttl=TTL,
         runtime=runtime,
         cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600, disk=DISK),
@@ -182,12 +172,12 @@ def run_real_check(
     return seconds, gone.dollars if gone else 0.0
 
 
-def _reduce_with_launcher(store: Store, cluster: Cluster, report: Reporter) -> None:
+def _reduce_with_launcher(store: Store, cluster: model.Cluster, report: model.Reporter) -> None:
     """The launcher takes a rank of an all-reduce in C, so that one worker is enough to test the
     network. The worker, which has a compiler, comes first."""
     from clusterctl.actions.run import run_all_reduce  # not for every `check`
 
-    launcher = replace(cluster.launcher, role=Role.BOTH)
+    launcher = replace(cluster.launcher, role=model.Role.BOTH)
     whole = replace(cluster, nodes=(*cluster.workers, launcher))
     with open_pool(store, cluster) as pool:
         run_all_reduce(Connected(store, whole, pool, report), "hello.c")

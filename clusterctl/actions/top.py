@@ -11,14 +11,7 @@ from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Node, Reporter
 from clusterctl.insight import metrics, top
 from clusterctl.insight.top import Look, TopFrame
-from clusterctl.jobs import control
-from clusterctl.jobs.submit import (
-    NO_AGENT,
-    list_nodes,
-    list_rank_nodes,
-    place_agents,
-    render_question,
-)
+from clusterctl.jobs import control, submit
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 
@@ -42,7 +35,7 @@ def watch(
     job = jobs.find_job(store, number, where)
     cluster = jobs.require_cluster(store, job)
     with open_pool(store, cluster) as pool:
-        for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
+        for name, why in connect_or_report(pool, submit.list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
         before = look(job, cluster, pool)
         while True:
@@ -76,11 +69,11 @@ def _make_frame(
 
 def look(job: Job, cluster: Cluster, pool: Pool) -> dict[str, Look]:
     """What each node with ranks shows now; of one that does not answer, why."""
-    names = list_rank_nodes(job, cluster)
+    names = submit.list_rank_nodes(job, cluster)
     asked = {name: _render_question(job, cluster, cluster.node(name)) for name in names}
     results = pool.run(asked, names, timeout=ANSWER)
-    if bare := [result.node for result in results if result.exit_code == NO_AGENT]:
-        place_agents(bare, cluster, pool)
+    if bare := [result.node for result in results if result.exit_code == submit.NO_AGENT]:
+        submit.place_agents(bare, cluster, pool)
         results += pool.run(asked, bare, timeout=ANSWER)
     found = {}
     for result in results:
@@ -97,4 +90,4 @@ def _render_question(job: Job, cluster: Cluster, node: Node) -> str:
         "device": next(devices, ""),
         "marks": b"|".join(metrics.list_marks()).decode(),
     }
-    return render_question(node, job.id, "show_use", settings)
+    return submit.render_question(node, job.id, "show_use", settings)

@@ -37,22 +37,13 @@ from clusterctl.insight import scaling
 from clusterctl.insight import verify as insight_verify
 from clusterctl.insight.scaling import SPLIT
 from clusterctl.insight.top import NodeLine, RankLine, TopFrame
-from clusterctl.options.verbs import (
-    BenchAllreduce,
-    BenchScaling,
-    Diff,
-    Doctor,
-    Report,
-    Run,
-    Top,
-    Verify,
-)
+from clusterctl.options import verbs
 
 SHOWN = 12
 """Frames of a stack that are shown without --verbose."""
 
 
-def doctor(given: Doctor, console: Console) -> None:
+def doctor(given: verbs.Doctor, console: Console) -> None:
     store = common.open_store()
     machines: Sequence[actions_doctor.MachineView] = ()
     if given.cluster and given.job is None and (cluster := store.find(given.cluster)):
@@ -128,7 +119,7 @@ def _render_stacks(found: actions_doctor.Diagnosis, all_frames: bool) -> list[st
 # Verbs that look at clusters and jobs: verify, diff.
 
 
-def verify(given: Verify, console: Console) -> None:
+def verify(given: verbs.Verify, console: Console) -> None:
     store, cluster = common.open_cluster(given.choose_name())
     found = actions_verify.measure(store, cluster, console.report, quick=given.quick, now=given.now)
     console.result(format_table((v.state, v.subject, v.what, v.text) for v in found.verdicts))
@@ -141,7 +132,7 @@ def verify(given: Verify, console: Console) -> None:
         raise typer.Exit(8)
 
 
-def diff(given: Diff, console: Console) -> None:
+def diff(given: verbs.Diff, console: Console) -> None:
     store = common.open_store()
     numbers = (given.first, given.second)
     changes, files = compare.compare_jobs(store, *numbers, given.cluster, console.note)
@@ -163,7 +154,7 @@ REPEATS, LARGEST = 3, 8 << 20
 """Of a measurement; bytes of a message."""
 
 
-def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
+def bench_allreduce(given: verbs.BenchAllreduce, console: Console) -> None:
     store, cluster = common.open_cluster(given.cluster)
     found = bench.measure_allreduce(
         *(store, cluster, console.report),
@@ -185,8 +176,8 @@ def bench_allreduce(given: BenchAllreduce, console: Console) -> None:
     console.document(cluster=cluster.name, **pick(found, "limit", "repeats", "failed", "rows"))
 
 
-def bench_scaling(given: BenchScaling, console: Console) -> None:
-    running = given.pick_options(Run)
+def bench_scaling(given: verbs.BenchScaling, console: Console) -> None:
+    running = given.pick_options(verbs.Run)
     if not (running.python_module or running.command):
         raise UsageError("nothing to run", hint="clusterctl bench scaling --ranks 1,2 SCRIPT")
     if not given.counts:
@@ -194,7 +185,7 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
     store, cluster = common.open_cluster(given.cluster)
     place = f"the provider of cluster {cluster.name!r} is {cluster.spec.provider}"
     given = given.apply_limits({cluster.system, running.launcher}, console.note, place)
-    running = given.pick_options(Run)
+    running = given.pick_options(verbs.Run)
     resolved = actions_run.resolve_run(running, read_input(running), cluster)
     spec, secrets = actions_run.make_spec(running, resolved.program)
     curve = bench.measure_scaling(
@@ -228,7 +219,7 @@ def bench_scaling(given: BenchScaling, console: Console) -> None:
 # `report`: one page about a cluster or a job.
 
 
-def report(given: Report, console: Console) -> None:
+def report(given: verbs.Report, console: Console) -> None:
     store = common.open_store()
     text = actions_report.make(store, given.wanted, given.cluster, redact, console.report)
     name = given.wanted or actions_report.find_cluster(store, given.cluster).name
@@ -249,7 +240,7 @@ def report(given: Report, console: Console) -> None:
 INTERVAL = 2.0
 
 
-def top(given: Top, console: Console) -> None:
+def top(given: verbs.Top, console: Console) -> None:
     store, number = choose_number(given, console)
     frames = actions_top.watch(
         *(store, number, given.cluster, console.report),

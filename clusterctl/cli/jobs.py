@@ -15,19 +15,8 @@ import typer
 from clusterctl.actions import common, costs
 from clusterctl.actions import jobs as actions_jobs
 from clusterctl.actions import metrics as actions_metrics
+from clusterctl.cli import output
 from clusterctl.cli.console import BAD, GOOD, Console, escape, format_records, paint
-from clusterctl.cli.output import (
-    Printer,
-    announce,
-    choose_number,
-    describe_size,
-    document_fetched,
-    finish,
-    format_cell,
-    format_duration,
-    note_fetched,
-    quote_command,
-)
 from clusterctl.cli.output import document as job_document
 from clusterctl.core.job import Job, JobState, ProgramKind
 from clusterctl.core.variables import read_variables
@@ -104,25 +93,25 @@ def _list_cells(job: Job, dollars: Mapping[int, float]) -> dict[str, object]:
         "cluster": job.cluster,
         "queue id": job.native_id or None,
         "state": job.state.value,
-        "waits for": format_cell(job.reason) if waits else None,
+        "waits for": output.format_cell(job.reason) if waits else None,
         "exit": "-" if code is None else code,
-        "ranks": describe_size(job),
+        "ranks": output.describe_size(job),
         "started": time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created)),
-        "took": format_duration(job),
+        "took": output.format_duration(job),
         "$": f"{dollars[job.id]:.4f}" if job.id in dollars else None,
-        "program": f"{job.purpose}: " * bool(job.purpose) + quote_command(job),
+        "program": f"{job.purpose}: " * bool(job.purpose) + output.quote_command(job),
     }
 
 
 def logs(given: Logs, console: Console) -> None:
     ways = {way for way in ("follow", "metrics", "json") if getattr(given, way)}
     given = given.apply_limits(ways, console.note)
-    store, job = choose_number(given, console)
+    store, job = output.choose_number(given, console)
     try:
         if given.metrics:
             _show_metrics(given, store, job, console)
         else:
-            with Printer(console, only=given.rank) as printer:
+            with output.Printer(console, only=given.rank) as printer:
                 job = _print(given, store, job, console, printer)
     except KeyboardInterrupt:
         state = store.read_job(job).state
@@ -133,14 +122,16 @@ def logs(given: Logs, console: Console) -> None:
     for hang in ended.hangs:
         console.note(actions_jobs.describe_hang(ended, hang))
     if given.follow or (given.json and ended.state.ended):
-        code = finish(console, ended)
+        code = output.finish(console, ended)
         if given.follow:  # as `run` would
             raise typer.Exit(code)
     else:
         console.document(**job_document(ended), exit_code=None)
 
 
-def _print(given: Logs, store: Store, number: int, console: Console, printer: Printer) -> int:
+def _print(
+    given: Logs, store: Store, number: int, console: Console, printer: output.Printer
+) -> int:
     """The output of the job, and with --follow of the one that continues it; the number of the
     last."""
     from clusterctl.actions import node_loss  # with all of `run`
@@ -162,7 +153,7 @@ def _print(given: Logs, store: Store, number: int, console: Console, printer: Pr
     return number
 
 
-def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job:
+def _continue(store: Store, job: Job, console: Console, printer: output.Printer) -> Job:
     """A job that may have lost nodes while nobody followed it, as its --on-node-loss says."""
     from clusterctl.actions import node_loss
 
@@ -172,7 +163,7 @@ def _continue(store: Store, job: Job, console: Console, printer: Printer) -> Job
         job.id,
         lambda note: job,
         read_variables((), files)[1],
-        on_start=lambda started: announce(console, started, detach=False),
+        on_start=lambda started: output.announce(console, started, detach=False),
         on_output=printer,
         report=console.report,
     )
@@ -205,7 +196,7 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
 def cancel(given: Cancel, console: Console) -> None:
     store, where, numbers = common.open_store(), given.cluster, list(dict.fromkeys(given.jobs))
     if not numbers:
-        store, last = choose_number(given, console)
+        store, last = output.choose_number(given, console)
         numbers = [last]
     for number in numbers[1:] and numbers:  # one that is wrong ends no other job
         actions_jobs.find_job(store, number, where)
@@ -239,7 +230,7 @@ def _describe_cancelled(job: Job) -> str:
 
 
 def fetch(given: Fetch, console: Console) -> None:
-    store, job = choose_number(given, console)
+    store, job = output.choose_number(given, console)
     with console.show_waiting(moved=common.count_copied):
         got = actions_jobs.fetch(store, job, given.cluster, given.to, console.report)
     brought = got.brought
@@ -250,8 +241,8 @@ def fetch(given: Fetch, console: Console) -> None:
         place = store.read_job(job).spec.in_place
         at = f"ran in {escape(place)}: its files are there" if place else "wrote no files"
         console.note(f"job {job} {at}")
-    note_fetched(console, got)
-    console.document(**document_fetched(got))
+    output.note_fetched(console, got)
+    console.document(**output.document_fetched(got))
     console.raise_first(got.failed)
     if got.missing:
         raise typer.Exit(4)

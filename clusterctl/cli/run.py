@@ -25,17 +25,8 @@ from clusterctl.actions import common, node_loss
 from clusterctl.actions import run as actions_run
 from clusterctl.actions.common import Connected
 from clusterctl.actions.run import LARGEST_INPUT, Prepared
+from clusterctl.cli import output
 from clusterctl.cli.console import Console, make_plain
-from clusterctl.cli.output import (
-    Printer,
-    announce,
-    choose_number,
-    describe_end,
-    document,
-    finish,
-    report_result,
-    show_staging,
-)
 from clusterctl.core.job import Job, JobSpec, LaunchPlan
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import count, format_bytes
@@ -288,27 +279,31 @@ def _follow(
 ) -> None:
     """Starts a job and shows what it does; exits with its code, unless it runs detached. `number`:
     its own, 0 where `start` chooses it. `notify`: whom to tell that it has ended."""
-    copying = show_staging(console)
+    copying = output.show_staging(console)
 
     def on_start(started: Job) -> None:
         nonlocal number
         number = started.id
         copying.close()
-        announce(console, started, detach)
+        output.announce(console, started, detach)
 
     def tell_end() -> None:
         """However this command ends: a job that has not ended may still run."""
         from clusterctl.actions.notify import notify as tell  # for few jobs
 
         job = actions_run.find_job(store, number)
-        if job and job.state.ended and (failed := tell(notify, describe_end(job), document(job))):
+        if (
+            job
+            and job.state.ended
+            and (failed := tell(notify, output.describe_end(job), output.document(job)))
+        ):
             console.warn(f"--notify: {failed}")
 
     with (
         ExitStack() as ending,
         copying,
-        report_result(console, lambda: actions_run.find_job(store, number)),
-        Printer(console) as printer,
+        output.report_result(console, lambda: actions_run.find_job(store, number)),
+        output.Printer(console) as printer,
     ):
         if notify:
             ending.callback(tell_end)
@@ -320,7 +315,7 @@ def _follow(
         ended = node_loss.run_again(
             *(store, number, lambda note: first(on_start=note), secrets), on_start=on_start, **seen
         )
-    raise typer.Exit(finish(console, ended))
+    raise typer.Exit(output.finish(console, ended))
 
 
 def rerun(given: Rerun, console: Console) -> None:
@@ -331,7 +326,7 @@ def rerun(given: Rerun, console: Console) -> None:
             f"rerun gives the program the standard input of the earlier job, not {other.name}",
             hint="use `clusterctl run`, or leave it out",
         )
-    store, job = choose_number(given, console)
+    store, job = output.choose_number(given, console)
     stored = [Path(name) for name in store.read_job(job).spec.env_files]
     files = [*(path for path in stored if path.is_file()), *given.env_file]
     variables, secrets = read_variables(given.variables, files)

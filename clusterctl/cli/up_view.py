@@ -8,16 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from clusterctl.cli.console import (
-    BAD,
-    GOOD,
-    Console,
-    ago,
-    can_redraw,
-    format_table,
-    measure_height,
-    paint,
-)
+from clusterctl.cli import console as screen
 from clusterctl.core.progress import ENDS, FAILED, ORDER, READY, NodePhases, NodeState, Picture
 from clusterctl.core.text import count
 
@@ -34,14 +25,14 @@ NOTEWORTHY = 1_000_000
 """Bytes that a node has to receive in a phase to be spoken of."""
 SLOW = 50_000.0
 """Bytes per second that are not worth a word."""
-COLOURS = {READY: GOOD, FAILED: BAD}
+COLOURS = {READY: screen.GOOD, FAILED: screen.BAD}
 
 
 @contextlib.contextmanager
-def watch(console: Console) -> Iterator[NodePhases]:
+def watch(console: screen.Console) -> Iterator[NodePhases]:
     """Shows what is reported to the NodePhases meanwhile, if stderr is a terminal that can redraw
     lines, and the command line does not ask for less."""
-    if console.quiet or console.json or not can_redraw():
+    if console.quiet or console.json or not screen.can_redraw():
         yield NodePhases()
         return
     nodes, over = NodePhases(watched=True), threading.Event()
@@ -50,7 +41,7 @@ def watch(console: Console) -> Iterator[NodePhases]:
         pause = DELAY
         while not over.wait(pause):
             pause = REDRAW
-            if lines := describe_nodes(nodes.look(), measure_height()):
+            if lines := describe_nodes(nodes.look(), screen.measure_height()):
                 console.draw(lines, len(lines))
 
     thread = threading.Thread(target=show, daemon=True, name="node view")
@@ -66,7 +57,7 @@ def watch(console: Console) -> Iterator[NodePhases]:
 def describe_nodes(picture: Picture, height: int) -> list[str]:
     """The lines of a picture for a window that is `height` lines high. If the nodes do not fit, all
     are counted, and the slowest have lines."""
-    last = [f"{picture.stage}, {ago(picture.seconds)}"] if picture.stage else []
+    last = [f"{picture.stage}, {screen.ago(picture.seconds)}"] if picture.stage else []
     room = max(LEAST, height // 2) - len(last)
     chosen: Sequence[NodeState] = picture.nodes
     lines = []
@@ -75,9 +66,9 @@ def describe_nodes(picture: Picture, height: int) -> list[str]:
         slow = sorted((n for n in chosen if n.phase != READY), key=_order_by)
         chosen = slow[: min(SLOWEST, room - 1)]
     if chosen:
-        texts = format_table(_list_cells(node) for node in chosen).splitlines()
+        texts = screen.format_table(_list_cells(node) for node in chosen).splitlines()
         pairs = zip(texts, chosen, strict=True)
-        lines += (paint(text, COLOURS.get(node.phase, "")) for text, node in pairs)
+        lines += (screen.paint(text, COLOURS.get(node.phase, "")) for text, node in pairs)
     return lines + last
 
 
@@ -94,7 +85,7 @@ def _count(nodes: Sequence[NodeState]) -> str:
 
 
 def _list_cells(node: NodeState) -> tuple[str, str, str, str]:
-    since = "" if node.phase in ENDS else ago(node.seconds)
+    since = "" if node.phase in ENDS else screen.ago(node.seconds)
     more = [node.what] if node.what else []
     if node.phase not in ENDS and node.received >= NOTEWORTHY:
         of = f" of {node.size / 1e6:.1f}" if node.size > node.received else ""
@@ -104,5 +95,5 @@ def _list_cells(node: NodeState) -> tuple[str, str, str, str]:
         elif node.rate >= SLOW:
             more.append(f"{node.rate / 1e6:.1f} MB/s")
     if node.left is not None and node.left >= 1:
-        more.append(f"about {ago(node.left)} left")
+        more.append(f"about {screen.ago(node.left)} left")
     return node.node, node.phase, since, ", ".join(more)

@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.core.sweep import check_array, check_axis
 from clusterctl.errors import UsageError
-from clusterctl.options import batch_systems, kinds
+from clusterctl.options import batch_systems, kinds, values
 from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.options.kinds import (
     DEFAULT_NAME,
@@ -43,25 +43,6 @@ from clusterctl.options.kinds import (
     whole,
     words,
 )
-from clusterctl.options.values import (
-    at_least_zero,
-    budget,
-    byte_size,
-    check_resume_args,
-    idle_time,
-    indices,
-    integer,
-    life_time,
-    local_folder,
-    names,
-    node_choice,
-    not_blank,
-    one_of,
-    pattern,
-    python_version,
-    seconds,
-    sha256_hex,
-)
 
 # -------------------------------------------------------------------------------------------------
 # Verbs that create clusters, watch what they cost, and remove them.
@@ -84,7 +65,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
     MACHINE = Group("Machines")
     provider = text(f"{join_words([*PROVIDER_OPTIONS], 'or')} (default: as options imply)", "NAME")
     workers = number("Number of workers besides the launcher (default: 2)")
-    ttl = span("Shut down after 30m, 8h, 2d (default on EC2: 8h)", check=life_time)
+    ttl = span("Shut down after 30m, 8h, 2d (default on EC2: 8h)", check=values.life_time)
     shared = flag("Give all nodes one folder, $CLUSTERCTL_SHARED, which `down` deletes")
     setup = file("Script that root runs on each node, once", "FILE")
     image = texts(
@@ -93,7 +74,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         limits=kinds.IMAGE,
     )
     gpus = words(
-        "This machine's GPUs for the workers", "0,1|all", check=indices, limits=kinds.DOCKER
+        "This machine's GPUs for the workers", "0,1|all", check=values.indices, limits=kinds.DOCKER
     )
     EC2 = Group("Amazon EC2", (kinds.EC2,))
     gpu = texts(
@@ -111,7 +92,7 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "Run ranks in containers, or on the host (default with NVIDIA)", "docker", "host"
     )
     ami = text("Machine image of the workers", "ID")
-    disk = number("Disk size of each worker, 8 to 16384", "GB", check=integer(8, 16384, 100))
+    disk = number("Disk size of each worker, 8 to 16384", "GB", check=values.integer(8, 16384, 100))
     efa = flag("Use Elastic Fabric Adapters, on instance types that have them")
     vpc = text("VPC for the machines (default: a new one)", "ID")
     subnet = words("Subnets for the machines, tried in this order")
@@ -121,13 +102,13 @@ class Up(Named, heading=CLUSTERS, module="clusters"):
         "Networks that may connect (default: your address)", "A,B", limits=kinds.SSH_CIDR
     )
     instance_connect = flag("Connect through an endpoint of AWS, where SSH is closed")
-    max_hourly = amount("Refuse a cluster that costs more per hour", "USD", check=budget)
-    budget = amount("Shut down before it costs more than this", "USD", check=budget)
+    max_hourly = amount("Refuse a cluster that costs more per hour", "USD", check=values.budget)
+    budget = amount("Shut down before it costs more than this", "USD", check=values.budget)
     idle = Option[float | None](
         "End machines that are unused for this long (default: 1h)",
         "TIME|off",
         empty=None,
-        check=idle_time,
+        check=values.idle_time,
     )
     boot_timeout = span("Time for machines to boot (default: 10m)")
     dry_run = flag("Print the plan and change nothing", group=GENERAL)
@@ -232,7 +213,7 @@ class Extend(Named, heading=CLUSTERS, module="lifetime"):
     """Move the deadline of a cluster. An earlier deadline needs your consent."""
 
     examples = ("clusterctl extend --ttl 4h",)
-    ttl = span("New time to live, from now on: 30m, 8h, 2d", check=life_time)
+    ttl = span("New time to live, from now on: 30m, 8h, 2d", check=values.life_time)
     yes = YES
 
 
@@ -343,7 +324,7 @@ class Run(Started, heading=JOBS, module="run"):
         "Number of workers, or their names (default: all)",
         "N|NAMES",
         limits=batch_systems.NODES,
-        check=node_choice,
+        check=values.node_choice,
     )
     once = flag("Run one process, on one node")
     backend = choice("Communication library", "auto", "gloo", "nccl", "mpi")
@@ -380,15 +361,15 @@ class Run(Started, heading=JOBS, module="run"):
     stage = file("Folder to copy (default: repository, else SCRIPT's)", "DIR")
     include = files("Copy PATH even if git ignores it; repeatable", "PATH")
     max_stage = number(
-        "Copy at most this (default: 200MB)", "SIZE", group=MORE_PROGRAM, check=byte_size
+        "Copy at most this (default: 200MB)", "SIZE", group=MORE_PROGRAM, check=values.byte_size
     )
     source = files("Also compile FILE; repeatable (-e CFLAGS=...)", group=MORE_PROGRAM)
     PACKAGES = Group("Program", (kinds.SUPERVISED,))
     requirements = text("Packages: FILE or none (default: the project's)", "FILE")
     python = text(
-        "Python version: 3.12 (default: that of the nodes)", "VERSION", check=python_version
+        "Python version: 3.12 (default: that of the nodes)", "VERSION", check=values.python_version
     )
-    setup = text("Run lines of sh once per node, before ranks", "LINES", check=not_blank)
+    setup = text("Run lines of sh once per node, before ranks", "LINES", check=values.not_blank)
     extra = texts(
         "Also packages of this extra; repeatable",
         "NAME",
@@ -418,24 +399,24 @@ class Run(Started, heading=JOBS, module="run"):
         group=MORE_JOB,
         limits=(batch_systems.ONLY, *SUPERVISED),
     )
-    retries = number("Retry after a failure, at most N times", check=at_least_zero)
+    retries = number("Retry after a failure, at most N times", check=values.at_least_zero)
     on_node_loss = choice(
         "If a node is lost", "replace", "shrink", "fail", limits=(kinds.REPLACED, kinds.SUPERVISED)
     )
     resume_args = text(
-        "Arguments to resume: '--resume {snapshot}'", "ARGS", check=check_resume_args
+        "Arguments to resume: '--resume {snapshot}'", "ARGS", check=values.check_resume_args
     )
     keep_files = texts(
         "Outputs to copy to the launcher; repeatable",
         "GLOB",
         limits=(kinds.DIRECT, kinds.SUPERVISED),
-        check=pattern,
+        check=values.pattern,
     )
     sync = text(
         "Copy outputs to a folder here while the job runs",
         "DIR",
         limits=(kinds.DIRECT, kinds.SUPERVISED, kinds.ATTENDED),
-        check=local_folder,
+        check=values.local_folder,
     )
     now = flag(
         "Do not wait for other jobs", group=MORE_JOB, limits=(kinds.DIRECT, kinds.SUPERVISED)
@@ -559,7 +540,7 @@ class Launch(Started, heading=JOBS, module="launches"):
 
 def _read_job(text: str, option: str) -> int | None:
     """`arrange` gives "" where only the program's arguments are given."""
-    return at_least_zero(text, option) if text else None
+    return values.at_least_zero(text, option) if text else None
 
 
 class Rerun(Common, heading=JOBS, module="run"):
@@ -643,7 +624,7 @@ class Cancel(Common, heading=JOBS, module="jobs"):
         flags="",
         empty=(),
         many=True,
-        check=at_least_zero,
+        check=values.at_least_zero,
     )
     cluster = OF_JOB
 
@@ -674,8 +655,8 @@ class Diff(Common, heading=JOBS, module="insight"):
     """Compare two jobs: how they were started, the files they ran with, and how they ended."""
 
     examples = ("clusterctl diff 7 9",)
-    first = number("Number of a job", "JOB", flags="", check=at_least_zero)
-    second = number("Number of the other one", "OTHER", flags="", check=at_least_zero)
+    first = number("Number of a job", "JOB", flags="", check=values.at_least_zero)
+    second = number("Number of the other one", "OTHER", flags="", check=values.at_least_zero)
     cluster = cluster_option(help="Cluster of both jobs (default: any)")
 
 
@@ -716,20 +697,20 @@ SMALLEST = 8
 
 
 def parse_backends(text: str, option: str) -> tuple[str, ...]:
-    return tuple(one_of(BACKENDS, name, option) for name in names(text, option))
+    return tuple(values.one_of(BACKENDS, name, option) for name in values.names(text, option))
 
 
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """Different numbers of ranks, the smallest first."""
-    check = integer(1, 100_000)
-    found = tuple(sorted({check(word, option) for word in names(text, option)}))
+    check = values.integer(1, 100_000)
+    found = tuple(sorted({check(word, option) for word in values.names(text, option)}))
     if not found:
         raise UsageError(f"{option} {text!r}: expected numbers", hint=f"for example {option} 1,2,4")
     return found
 
 
 def parse_message_size(text: str, option: str) -> int:
-    size = byte_size(text, option)
+    size = values.byte_size(text, option)
     if size < SMALLEST:
         raise UsageError(
             f"{option} {text}: the smallest message has {SMALLEST} bytes",
@@ -738,7 +719,9 @@ def parse_message_size(text: str, option: str) -> int:
     return size
 
 
-REPEATS = number("Repeat each N times (default: 3)", flags="--repeats", check=integer(1, 1000))
+REPEATS = number(
+    "Repeat each N times (default: 3)", flags="--repeats", check=values.integer(1, 1000)
+)
 NOW = flag("Measure even while a job runs", flags="--now")
 
 
@@ -801,7 +784,7 @@ class Ssh(Common, heading=MACHINES, module="access"):
     timeout = amount(
         "With --json: stop the command after this time (default: 600)",
         "SECONDS",
-        check=seconds,
+        check=values.seconds,
         empty=600.0,
         limits=kinds.limit_to("json"),
     )
@@ -825,7 +808,7 @@ class Cp(Common, heading=MACHINES, module="access"):
     examples = ("clusterctl cp data.csv worker-1:", "clusterctl cp worker-1:out.txt .")
     source = text("Path here, or NODE:PATH", "SOURCE", flags="")
     target = text("NODE:PATH, or a path here", "TARGET", flags="")
-    timeout = amount("Time limit (default: 3600)", "SECONDS", check=seconds, empty=3600.0)
+    timeout = amount("Time limit (default: 3600)", "SECONDS", check=values.seconds, empty=3600.0)
 
 
 class Forward(Common, heading=MACHINES, module="access"):
@@ -833,7 +816,7 @@ class Forward(Common, heading=MACHINES, module="access"):
 
     examples = ("clusterctl forward worker-1:6006", "clusterctl forward 8888 --port 9000")
     target = text("Node (default: the launcher) and port", "[NODE:]PORT", flags="")
-    port = number("Port on this machine (default: the same)", check=integer(1, 65535))
+    port = number("Port on this machine (default: the same)", check=values.integer(1, 65535))
 
 
 class SshConfig(Common, heading=MACHINES, module="access", name="ssh-config"):
@@ -906,7 +889,7 @@ class DataGet(Common, heading=DATA, module="data"):
         "Checksum of the file",
         "HEX",
         limits=kinds.limit_to("url", "works only with a URL"),
-        check=sha256_hex,
+        check=values.sha256_hex,
     )
     mirror = text("URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR")
     no_push = flag("Do not copy to the workers")
@@ -957,7 +940,7 @@ class ImageAmi(Common, heading=DATA, module="data"):
 
     settings_of = ("up",)
     examples = ("clusterctl image ami nvidia", "clusterctl image ami nvidia --remove")
-    kind = maybe("nvidia, cpu or amd", "[KIND]", flags="", check=partial(one_of, _WORKERS))
+    kind = maybe("nvidia, cpu or amd", "[KIND]", flags="", check=partial(values.one_of, _WORKERS))
     remove = flag(
         "Remove the images of that kind, with their snapshots",
         limits=kinds.limit_to("kind", "removes the images of a KIND", "name one"),

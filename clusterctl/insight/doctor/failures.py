@@ -15,23 +15,7 @@ from clusterctl.batch.verdict import TOLD_TO_END, RankEnd, sort_failures
 from clusterctl.core.job import JobState
 from clusterctl.core.stacks import TEARDOWN, Stack
 from clusterctl.insight import messages
-from clusterctl.insight.doctor.findings import (
-    KILLED,
-    Evidence,
-    Finding,
-    load_words,
-    name_ranks,
-)
-from clusterctl.insight.messages import (
-    PREFIX,
-    WORK,
-    Match,
-    drop_handled,
-    find_fatal,
-    find_last_error,
-    find_last_words,
-    is_library,
-)
+from clusterctl.insight.doctor import findings
 from clusterctl.insight.node_views import Rank
 
 _CRASH = re.compile(
@@ -48,12 +32,12 @@ SAME_TIME = 0.2
 """Seconds by which the end of a rank may be noticed by others before it is written down."""
 
 
-def find_first_failure(evidence: Evidence) -> Iterator[Finding]:
+def find_first_failure(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """The rank that failed first, by one clock, and why. What the others printed because of that
     is left out."""
     failed = [rank for rank in evidence.ranks.values() if rank.exit_code]
     if evidence.job.state is JobState.CANCELLED:  # that is what ended them
-        failed = [rank for rank in failed if rank.exit_code not in (KILLED, TOLD_TO_END)]
+        failed = [rank for rank in failed if rank.exit_code not in (findings.KILLED, TOLD_TO_END)]
     ends = sort_failures(
         RankEnd(rank.number, rank.exit_code or 0, evidence.correct_end(rank), _is_consequence(rank))
         for rank in failed
@@ -80,7 +64,7 @@ def find_first_failure(evidence: Evidence) -> Iterator[Finding]:
             yield replace(found, nodes=(), serious=False)
 
 
-def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
+def _find_earlier_end(evidence: findings.Evidence, failed: Rank) -> findings.Finding | None:
     """The rank whose end a failed one reports, if it ended without a failure of its own."""
     when = evidence.correct_end(failed) + SAME_TIME
     quiet = [r for r in evidence.ranks.values() if r.exit_code == 0]
@@ -91,7 +75,7 @@ def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
         return evidence.make_finding(
             "left",
             [first.number],
-            (*find_last_error(failed.err)[:1], *((match.line,) if match else ())),
+            (*messages.find_last_error(failed.err)[:1], *((match.line,) if match else ())),
             doing=f"{evidence.name([failed.number])} still needed it",
         )
     silent = [r for r in evidence.ranks.values() if not r.alive and r.exit_code is None]
@@ -99,7 +83,7 @@ def _find_earlier_end(evidence: Evidence, failed: Rank) -> Finding | None:
     return _judge_vanished(evidence, there[0]) if there else None
 
 
-def _judge_vanished(evidence: Evidence, rank: Rank) -> Finding:
+def _judge_vanished(evidence: findings.Evidence, rank: Rank) -> findings.Finding:
     advice = "" if evidence.job.state.ended else None
     return evidence.make_finding("gone", [rank.number], advice=advice)
 
@@ -110,8 +94,8 @@ def _is_consequence(rank: Rank) -> bool:
     return match is not None and match.message.after
 
 
-def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
-    error = find_last_error(rank.err)
+def _judge_failure(evidence: findings.Evidence, rank: Rank) -> findings.Finding:
+    error = messages.find_last_error(rank.err)
     match = _find_message(rank) or _find_killer(evidence, rank)
     if match and match.message.name in messages.MEETINGS:
         places = _find_places(evidence)
@@ -120,27 +104,27 @@ def _judge_failure(evidence: Evidence, rank: Rank) -> Finding:
     if match and not (error and match.message.name == "cpp-thread"):  # it follows an exception
         found = _explain_match(evidence, match, evidence.name([rank.number]), rank)
         found = replace(found, lines=(*filter(None, [_find_line(rank.err)]), *found.lines))
-        line = PREFIX.sub("", match.line)
+        line = messages.PREFIX.sub("", match.line)
         if error and error[-1].startswith(line) and len(line) <= SHORT:  # it names the file
             found = replace(found, text=f"{found.text}: {line}")
         return _name_late(evidence, match, rank, found)
     heard = [view.launcher_said for view in evidence.nodes.values()]
-    fatal = filter(None, map(find_fatal, (rank.err, rank.out, *heard)))
+    fatal = filter(None, map(messages.find_fatal, (rank.err, rank.out, *heard)))
     if error := error or tuple(itertools.islice(fatal, 1)):
         return evidence.make_finding("error", [rank.number], error, error=error[-1].strip())
     return _judge_exit(evidence, rank, rank.exit_code or 0)
 
 
-def _judge_exit(evidence: Evidence, rank: Rank, code: int) -> Finding:
+def _judge_exit(evidence: findings.Evidence, rank: Rank, code: int) -> findings.Finding:
     """Of a rank that has not said why."""
     how = f"was ended by {_name_signal(code)}" if 128 < code < 193 else f"ended with code {code}"
     advice = None
-    if code == KILLED:
-        how, advice = "was killed (SIGKILL)", load_words().advice["killed"]
+    if code == findings.KILLED:
+        how, advice = "was killed (SIGKILL)", findings.load_words().advice["killed"]
     lines = (rank.err.strip() or rank.out.strip()).splitlines()[-3:]
     if _CRASH.search(rank.err):
         lines = [_find_line(rank.err)] if _find_line(rank.err) else []
-    said = find_last_words(rank.err) or find_last_words(rank.out)
+    said = messages.find_last_words(rank.err) or messages.find_last_words(rank.out)
     known = messages.explain_exit(code, evidence.job)
     return evidence.make_finding(
         "exit",
@@ -153,23 +137,25 @@ def _judge_exit(evidence: Evidence, rank: Rank, code: int) -> Finding:
     )
 
 
-def _find_message(rank: Rank) -> Match | None:
+def _find_message(rank: Rank) -> messages.Match | None:
     """What it has printed of known messages, but for exceptions that it has caught. An exception
     that is the program's own counts for more than what stands around it."""
-    match = messages.find_known_message(f"{drop_handled(rank.err)}\n{rank.out}")
-    error = "".join(find_last_error(rank.err)[-1:])
+    match = messages.find_known_message(f"{messages.drop_handled(rank.err)}\n{rank.out}")
+    error = "".join(messages.find_last_error(rank.err)[-1:])
     return None if match and _OWN.match(error) and not messages.find_known_message(error) else match
 
 
-def _find_killer(evidence: Evidence, rank: Rank) -> Match | None:
+def _find_killer(evidence: findings.Evidence, rank: Rank) -> messages.Match | None:
     """What the launcher says of a rank that was killed without a word: a batch system whose limit
     on memory it has reached."""
     heard = "".join(view.launcher_said for view in evidence.nodes.values())
-    match = messages.find_known_message(heard) if rank.exit_code == KILLED else None
+    match = messages.find_known_message(heard) if rank.exit_code == findings.KILLED else None
     return match if match and match.message.name == messages.BATCH_MEMORY else None
 
 
-def _name_late(evidence: Evidence, match: Match, waited: Rank, found: Finding) -> Finding:
+def _name_late(
+    evidence: findings.Evidence, match: messages.Match, waited: Rank, found: findings.Finding
+) -> findings.Finding:
     """The same with the ranks that others have waited for until a timeout: those that have not
     reported one themselves, and are not in a collective."""
     if match.message.name not in messages.TIMEOUTS:
@@ -196,7 +182,7 @@ def _times_out(rank: Rank) -> bool:
     return match is not None and match.message.name in messages.TIMEOUTS
 
 
-def _find_places(evidence: Evidence) -> dict[str, list[int]]:
+def _find_places(evidence: findings.Evidence) -> dict[str, list[int]]:
     """Where ranks were when they failed, as far as they have said so."""
     places: dict[str, list[int]] = {}
     for number, rank in evidence.ranks.items():
@@ -207,11 +193,11 @@ def _find_places(evidence: Evidence) -> dict[str, list[int]]:
 
 
 def _judge_meeting(
-    evidence: Evidence, match: Match, places: Mapping[str, Sequence[int]]
-) -> Finding:
+    evidence: findings.Evidence, match: messages.Match, places: Mapping[str, Sequence[int]]
+) -> findings.Finding:
     """Ranks that have met in a collective from different lines."""
     order = sorted(places.items(), key=lambda item: (-len(item[1]), item[1]))
-    said = "; ".join(f"{name_ranks(ranks)} in {line}" for line, ranks in order)
+    said = "; ".join(f"{findings.name_ranks(ranks)} in {line}" for line, ranks in order)
     others = [number for _, ranks in order[1:] for number in ranks]
     lines = (match.line, match.message.source)
     return evidence.make_finding("met", others, lines, places=said)
@@ -219,9 +205,9 @@ def _judge_meeting(
 
 def _find_line(text: str) -> str:
     """The line of the program at which a rank failed: of its last exception, or of its crash."""
-    text = PREFIX.sub("", text)
+    text = messages.PREFIX.sub("", text)
     if not (crashes := list(_CRASH.finditer(text))):
-        return next(iter(find_last_error(text)), "")
+        return next(iter(messages.find_last_error(text)), "")
     own = [_find_crash_line(text[crash.end() :]) for crash in crashes]
     # The main thread comes last; one that crashed in Python itself is the current one.
     current = [line for crash, line in zip(crashes, own, strict=True) if crash[0][0] == "C"]
@@ -232,8 +218,8 @@ def _find_crash_line(text: str) -> str:
     """The innermost line of the program among those of one thread, written as in a traceback."""
     lines = itertools.takewhile(_CRASH_LINE.match, text.lstrip("\n").splitlines())
     for line in lines:
-        if (found := _CRASH_LINE.match(line)) and not is_library(line):
-            file = WORK.sub('"', found[1])
+        if (found := _CRASH_LINE.match(line)) and not messages.is_library(line):
+            file = messages.WORK.sub('"', found[1])
             return f"File {file}, line {found[2]}, in {found[3]}"
     return ""
 
@@ -245,10 +231,10 @@ def _name_signal(code: int) -> str:
 
 
 def _explain_match(
-    evidence: Evidence, match: Match, place: object, rank: Rank | None = None
-) -> Finding:
+    evidence: findings.Evidence, match: messages.Match, place: object, rank: Rank | None = None
+) -> findings.Finding:
     message = match.message
-    return Finding(
+    return findings.Finding(
         f"message:{message.name}",
         f"{place}: {message.cause}",
         messages.advise(message.advice, evidence.job),
@@ -258,7 +244,7 @@ def _explain_match(
     )
 
 
-def find_vanished(evidence: Evidence) -> Iterator[Finding]:
+def find_vanished(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """Ranks without a process and without an exit code, on nodes that answer."""
     if evidence.job.state.ended or not evidence.living:
         return
@@ -268,7 +254,7 @@ def find_vanished(evidence: Evidence) -> Iterator[Finding]:
     yield from _judge_left(evidence)
 
 
-def _judge_left(evidence: Evidence) -> Iterator[Finding]:
+def _judge_left(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """Ranks that have ended with code 0 while others live. That may be right, unless these wait in
     a collective, or have printed that a rank is gone."""
     quiet = [n for n, rank in evidence.ranks.items() if rank.exit_code == 0]
@@ -280,7 +266,7 @@ def _judge_left(evidence: Evidence) -> Iterator[Finding]:
     elif follow:
         doing = f"{evidence.name(follow[:1])} still needed it"
     else:
-        doing = f"{name_ranks(evidence.living):still runs/still run}"
+        doing = f"{findings.name_ranks(evidence.living):still runs/still run}"
     if quiet and (waiting or follow or not any(stack.tears_down for stack in stacks)):
         said = evidence.ranks[quiet[0]].last_line
         yield evidence.make_finding(
@@ -302,7 +288,7 @@ _NO_PYTHON = "find a python interpreter"
 DESTRUCTORS = "https://github.com/pytorch/pytorch/issues/56297"
 
 
-def find_unfinished(evidence: Evidence) -> Iterator[Finding]:
+def find_unfinished(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """Ranks that have run their whole program, and still live."""
     yield from _find_destructors(evidence)
     for rank in evidence.ranks.values():
@@ -317,26 +303,26 @@ def is_exiting(rank: Rank) -> bool:
     if stack is None or not rank.alive:
         return False
     no_python = not stack.collective and not any(frame.python for frame in stack.frames)
-    return stack.joins_threads or (no_python and bool(find_last_error(rank.err)))
+    return stack.joins_threads or (no_python and bool(messages.find_last_error(rank.err)))
 
 
-def lacks_python(evidence: Evidence, rank: Rank) -> bool:
+def lacks_python(evidence: findings.Evidence, rank: Rank) -> bool:
     """Whether it lives without a Python interpreter. If that is so of all ranks, and none has
     printed an exception, py-spy does not know this Python."""
     gone = _NO_PYTHON in rank.no_stack and rank.alive and not rank.stack
-    return gone and bool(evidence.stacks or find_last_error(rank.err))
+    return gone and bool(evidence.stacks or messages.find_last_error(rank.err))
 
 
-def _explain_exit(evidence: Evidence, rank: Rank) -> Finding:
+def _explain_exit(evidence: findings.Evidence, rank: Rank) -> findings.Finding:
     """Others wait for it, and it waits for them (MPI ends only when all ranks have come to that),
     or for its own threads."""
     stack = rank.stack if rank.stack and rank.stack.joins_threads else None
     others = {n: s for n, s in evidence.stacks.items() if s.collective}
-    where = f", while {name_ranks(others):waits/wait}" if others else ""
+    where = f", while {findings.name_ranks(others):waits/wait}" if others else ""
     where += f" in {next(iter(others.values())).describe()}" if others else ""
-    advice = load_words().advice
+    advice = findings.load_words().advice
     living = list(_describe_living(rank, stack)) if stack else []
-    if error := find_last_error(rank.err):
+    if error := messages.find_last_error(rank.err):
         usual = "" if rank.stack else advice["mpi-exit"]
         return evidence.make_finding(
             "unended",
@@ -374,7 +360,7 @@ def _describe_living(rank: Rank, stack: Stack) -> Iterator[str]:
             yield f"its process {process.pid} runs {process.command}"
 
 
-def _find_destructors(evidence: Evidence) -> Iterator[Finding]:
+def _find_destructors(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """Ranks in the destructor of a process group, when no other rank lives that could still come
     to one of its collectives: nothing will end it."""
     living = evidence.living

@@ -19,14 +19,7 @@ from clusterctl.core.stacks import (
     Wait,
 )
 from clusterctl.insight import messages
-from clusterctl.insight.doctor import failures
-from clusterctl.insight.doctor.findings import (
-    POLLS,
-    Evidence,
-    Finding,
-    load_words,
-    name_ranks,
-)
+from clusterctl.insight.doctor import failures, findings
 from clusterctl.insight.messages import find_last_error
 from clusterctl.insight.node_views import Rank
 
@@ -38,7 +31,7 @@ SHOWN = 3
 """Places that are told."""
 
 
-def find_stopped(evidence: Evidence) -> Iterator[Finding]:
+def find_stopped(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     stopped = {n: rank for n, rank in evidence.ranks.items() if rank.stopped}
     for number, rank in stopped.items():
         pid = rank.main.pid if rank.main else ""
@@ -61,7 +54,7 @@ def find_stopped(evidence: Evidence) -> Iterator[Finding]:
 # Ranks in collectives, and those that are not.
 
 
-def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
+def judge_collectives(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """Ranks that wait for others in a collective, and those that are not in it."""
     living = {n: s for n, s in evidence.stacks.items() if not evidence.ranks[n].stopped}
     folded = core_stacks.fold(living)
@@ -92,8 +85,8 @@ def judge_collectives(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _judge_messages(
-    evidence: Evidence, row: str, waiting: Sequence[Folded], moved: bool
-) -> Iterator[Finding]:
+    evidence: findings.Evidence, row: str, waiting: Sequence[Folded], moved: bool
+) -> Iterator[findings.Finding]:
     """All wait for the same half of messages between two ranks."""
     unmoved = _describe_unmoved(evidence)
     if not moved:
@@ -106,16 +99,18 @@ def _judge_messages(
         )
 
 
-def _describe_places(evidence: Evidence, waiting: Sequence[Folded]) -> str:
-    told = "; ".join(f"{name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting)
+def _describe_places(evidence: findings.Evidence, waiting: Sequence[Folded]) -> str:
+    told = "; ".join(
+        f"{findings.name_ranks(item.ranks)} in {item.stack.describe()}" for item in waiting
+    )
     alone = {n: evidence.stacks[n] for item in waiting for n in item.ranks if len(waiting) == 1}
     callers = core_stacks.tell_callers(alone)
     return f"{told} ({callers})" if callers else told
 
 
 def _judge_mismatch(
-    evidence: Evidence, waiting: Sequence[Folded], moved: bool
-) -> Iterator[Finding]:
+    evidence: findings.Evidence, waiting: Sequence[Folded], moved: bool
+) -> Iterator[findings.Finding]:
     direct = any(item.stack.receives or item.stack.sends for item in waiting)
     if moved and direct:  # what one look sees of any ranks that send each other messages
         return
@@ -134,8 +129,8 @@ def _judge_mismatch(
 
 
 def _judge_same_line(
-    evidence: Evidence, living: Mapping[int, Stack], moved: bool
-) -> Iterator[Finding]:
+    evidence: findings.Evidence, living: Mapping[int, Stack], moved: bool
+) -> Iterator[findings.Finding]:
     """All ranks are in one call at the same line, which ends unless they do not fit together: they
     may have come there from others, through a function that calls it for several."""
     first = next(iter(living.values()))
@@ -152,11 +147,11 @@ def _judge_same_line(
         )
 
 
-def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Finding:
+def _judge_missing(evidence: findings.Evidence, waiting: Folded, item: Folded) -> findings.Finding:
     """Ranks that have not come to the collective: they compute, they are slow, or they hang."""
     late = [evidence.ranks[number] for number in item.ranks]
     # On a machine with too much to do, a rank that computes gets little of a core, too.
-    enough = BUSY if item.stack.waits else POLLS
+    enough = BUSY if item.stack.waits else findings.POLLS
     busy = any(rank.running or (rank.usage or 0.0) >= enough for rank in late)
     moved = [evidence.ranks[number].moved for number in waiting.ranks]
     slow = any(moved)
@@ -176,14 +171,14 @@ def _judge_missing(evidence: Evidence, waiting: Folded, item: Folded) -> Finding
         lines,
         advice=wait.advice if row == "missing" and wait.advice else None,
         serious=not usual,
-        waiting=name_ranks(waiting.ranks),
+        waiting=findings.name_ranks(waiting.ranks),
         call=waiting.stack.describe(),
         doing="computing" if busy else wait.text,
         place=item.stack.describe(),
     )
 
 
-def _keeps_waiting(evidence: Evidence, waiting: Folded, item: Folded) -> bool:
+def _keeps_waiting(evidence: findings.Evidence, waiting: Folded, item: Folded) -> bool:
     """Whether later looks show the same ranks waiting for the same others: in any job, some rank
     comes first to each collective."""
     first = [look for number in waiting.ranks for look in evidence.ranks[number].looks]
@@ -199,7 +194,7 @@ def _is_in(look: Stack, call: Stack) -> bool:
     return bool(look.collective) or (call.collective == GRADIENTS and look.asleep_in_ddp)
 
 
-def find_watchable(evidence: Evidence) -> dict[int, str]:
+def find_watchable(evidence: findings.Evidence) -> dict[int, str]:
     """Ranks to look at again, and how they wait: those that are asleep in a collective (`sleeps`)
     wake when the job goes on; those that poll there, as MPI does, are awake all the time (`polls`);
     the others are to come to it (`late`).
@@ -237,7 +232,7 @@ def is_rendezvous(stacks: Iterable[Stack]) -> bool:
     return all(stack.collective == "init_process_group" for stack in stacks)
 
 
-def _judge_rendezvous(evidence: Evidence) -> Finding:
+def _judge_rendezvous(evidence: findings.Evidence) -> findings.Finding:
     """Those that cannot connect to the store of rank 0, as far as C++ frames tell, which a stack
     may lack on a busy machine; and what each was given to find it."""
     living = evidence.stacks
@@ -252,7 +247,7 @@ def _judge_rendezvous(evidence: Evidence) -> Finding:
     said = (messages.find_known_message(evidence.ranks[number].err) for number in outside)
     lines = [match.line for match in said if match][:1]
     home = any(n in meetings and _LOCALHOST.match(meetings[n].host) for n in outside)
-    words = load_words()
+    words = findings.load_words()
     return evidence.make_finding(
         "rendezvous-outside" if outside else "rendezvous",
         outside,
@@ -269,7 +264,7 @@ def _describe_meetings(meetings: Mapping[int, Meeting]) -> Iterator[str]:
     for number, meeting in meetings.items():
         alike.setdefault((meeting.address, meeting.world_size), []).append(number)
     for (address, size), ranks in alike.items():
-        yield f"{name_ranks(ranks)}: MASTER_ADDR:MASTER_PORT {address}, WORLD_SIZE {size}"
+        yield f"{findings.name_ranks(ranks)}: MASTER_ADDR:MASTER_PORT {address}, WORLD_SIZE {size}"
     for number, meeting in meetings.items():
         if meeting.rank != number:
             yield f"rank {number}: RANK {meeting.rank}"
@@ -279,7 +274,7 @@ def _describe_meetings(meetings: Mapping[int, Meeting]) -> Iterator[str]:
 # Ranks that all wait for something else than each other: a file, a download, a lock.
 
 
-def find_asleep(evidence: Evidence) -> Iterator[Finding]:
+def find_asleep(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """No rank that lives computes or is in a collective, and none goes on. The others may have
     ended."""
     living = _find_candidates(evidence)
@@ -288,7 +283,7 @@ def find_asleep(evidence: Evidence) -> Iterator[Finding]:
     folded = core_stacks.fold({n: rank.stack for n, rank in living.items() if rank.stack})
     told = []
     for item in folded[:SHOWN]:
-        who = evidence.name(item.ranks) if len(living) == 1 else name_ranks(item.ranks)
+        who = evidence.name(item.ranks) if len(living) == 1 else findings.name_ranks(item.ranks)
         wait = living[item.ranks[0]].wait
         told.append(f"{who:is/are each} {wait.text} at {item.stack.describe()}")
     common = folded[0]
@@ -307,7 +302,7 @@ def find_asleep(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _find_candidates(evidence: Evidence) -> dict[int, Rank]:
+def _find_candidates(evidence: findings.Evidence) -> dict[int, Rank]:
     """All ranks that live, if each of them is asleep."""
     return evidence.living if all(map(_is_asleep, evidence.living.values())) else {}
 
@@ -331,14 +326,14 @@ def _is_asleep(rank: Rank) -> bool:
     threads = (*stack.others, *rank.helpers.values())
     works = any(other.active and stack.find_left_by(other) for other in threads)
     child = any(process.state in "RD" for process in rank.descendants)
-    return (rank.usage or 0.0) < POLLS and not works and not child
+    return (rank.usage or 0.0) < findings.POLLS and not works and not child
 
 
 # -------------------------------------------------------------------------------------------------
 # Ranks that are kept from running, or that do nothing.
 
 
-def find_limited(evidence: Evidence) -> Iterator[Finding]:
+def find_limited(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """Ranks that a limit of their cgroup keeps from running, while others run freely and may wait
     for them."""
     limited = {n: rank for n, rank in evidence.living.items() if rank.throttled >= LIMITED}
@@ -347,17 +342,17 @@ def find_limited(evidence: Evidence) -> Iterator[Finding]:
         yield evidence.make_finding("limited", [number], serious=serious, share=rank.throttled)
 
 
-def find_idle(evidence: Evidence) -> Iterator[Finding]:
+def find_idle(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     """Ranks without stacks, as of programs in C: most poll for a message, and some do nothing."""
     unseen = {n: r.usage for n, r in evidence.living.items() if not r.stack}
     idle = [n for n, use in unseen.items() if use is not None and use <= IDLE]
-    busy = [n for n, use in unseen.items() if use is not None and use >= POLLS]
+    busy = [n for n, use in unseen.items() if use is not None and use >= findings.POLLS]
     if busy and 0 < len(idle) <= len(busy) and not any(evidence.ranks[n].stopped for n in idle):
         doing = evidence.ranks[idle[0]].wait.text
         yield evidence.make_finding("idle", idle, doing=doing)
 
 
-def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:
+def find_without_stacks(evidence: findings.Evidence) -> Iterator[findings.Finding]:
     without: dict[str, list[int]] = {}
     for number, rank in evidence.living.items():
         if not rank.stack and rank.no_stack and not failures.lacks_python(evidence, rank):
@@ -369,7 +364,7 @@ def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:
             "no-stack-compiled" if compiled else "no-stack",
             numbers,
             why=why,
-            those=name_ranks(numbers),
+            those=findings.name_ranks(numbers),
             pid=main.pid if main else "",
             first=evidence.name(numbers[:1]),
         )
@@ -380,7 +375,7 @@ def find_without_stacks(evidence: Evidence) -> Iterator[Finding]:
 # processes are, who holds a lock, what it has printed.
 
 
-def _describe_unmoved(evidence: Evidence) -> tuple[str, ...]:
+def _describe_unmoved(evidence: findings.Evidence) -> tuple[str, ...]:
     """That nobody has gone on, if somebody was watched."""
     watched = [rank.moved for rank in evidence.ranks.values()]
     return (f"no rank has made progress for {evidence.watched} s",) if False in watched else ()
@@ -393,7 +388,9 @@ def _describe_elsewhere(rank: Rank, main: Stack) -> Iterator[str]:
             yield f"{name} is at {stack.describe()}{f': {stack.waits}' if stack.waits else ''}"
 
 
-def _explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> Iterator[str]:
+def _explain_absence(
+    evidence: findings.Evidence, late: Sequence[Rank], wait: Wait
+) -> Iterator[str]:
     """What stacks do not show: who holds a lock, what a child runs, how a thread has ended."""
     if wait is FILE_LOCK:
         yield from dict.fromkeys(
@@ -411,7 +408,7 @@ def _explain_absence(evidence: Evidence, late: Sequence[Rank], wait: Wait) -> It
         yield f"its last line of output: {said}"
 
 
-def _find_last_lines(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[str]:
+def _find_last_lines(evidence: findings.Evidence, waiting: Sequence[Folded]) -> Iterator[str]:
     """What ranks at different places have printed last, which may say why they are there."""
     raised = {n: find_last_error(evidence.ranks[n].err) for item in waiting for n in item.ranks}
     printed = [number for number, error in raised.items() if error]
@@ -422,7 +419,7 @@ def _find_last_lines(evidence: Evidence, waiting: Sequence[Folded]) -> Iterator[
             yield f"rank {number}'s last line of output: {said}"
 
 
-def _describe_holders(evidence: Evidence, rank: Rank) -> Iterator[str]:
+def _describe_holders(evidence: findings.Evidence, rank: Rank) -> Iterator[str]:
     """Those on its own node: a process has another number elsewhere."""
     main = rank.main
     holder = evidence.nodes[rank.node].locks.get(main.pid) if main else None
