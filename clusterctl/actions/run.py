@@ -247,8 +247,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     plan: LaunchPlan
     tree: project_tree.Tree
     secrets: Mapping[str, str]
-    doubtful: tuple[str, ...] = ()
-    """Links of its tree of which only the nodes can say whether they lead anywhere."""
     packages: Packages | None = None
     """Those that are installed for it; a rerun finds them in the state home."""
     command: str = ""
@@ -268,26 +266,31 @@ def resolve_run(given: Run, stdin: Stdin | None = None, cluster: Cluster | None 
     """SCRIPT and ARGS, a module and ARGS, or `--` and a command, as a program with the tree that it
     comes in, less the files of secrets, which travel another way. `stdin`: what rank 0 reads;
     `cluster`: where it will run, if that is known."""
-    words, module, sources = [*given.command], given.python_module or None, given.source
+    words, module = [*given.command], given.python_module or None
     if module is not None and translate(("python", "-m", module, *words)).launcher:
         words, module = ["python", "-m", module, *words], None
-    where: Any = {"chosen": given.stage, "limit": given.max_stage}
-    made: Any = {**where, "sources": sources, "made_there": bool(given.setup)}
-    made["cluster"] = cluster
+    search = programs.Search(
+        chosen=given.stage,
+        limit=given.max_stage,
+        sources=given.source,
+        made_there=bool(given.setup),
+        cluster=cluster,
+    )
     if module is not None:
-        if sources:
+        if given.source:
             raise UsageError(
                 "--source works only with SCRIPT, not with -m", hint="leave out --source"
             )
-        found = programs.resolve_module(module, tuple(words), **where)
+        found = programs.resolve_module(module, tuple(words), search)
     elif (asked := translate(words[words[0] == "--" :], once=given.once)).launcher:
-        found = programs.resolve_command(asked.command, launched=asked.is_launcher, **made)
+        search = replace(search, launched=asked.is_launcher)
+        found = programs.resolve_command(asked.command, search)
         program = replace(found.program, local_rank=asked.local_rank)
         found = replace(found, program=program, asked=asked)
     elif words[0] == "--":
-        found = programs.resolve_command(words[1:], **made)
+        found = programs.resolve_command(words[1:], search)
     else:
-        found = programs.resolve_program(words[0], tuple(words[1:]), **made)
+        found = programs.resolve_program(words[0], tuple(words[1:]), search)
     if not _stays(found.program, cluster):
         more = project_tree.include(found.tree, given.include, given.max_stage)
         found = replace(found, tree=more)
@@ -432,10 +435,7 @@ def prepare(
         programs.warn_of_backend(resolved, spec.backend),
         programs.warn_of_launcher(resolved, job.ranks),
         system.warn_of_sharing(job.spec, cluster.site_info),
-        programs.warn_of_no_mpi(
-            resolved, spec.native.get("mpi", ""), job.ranks, cluster.launcher.facts.mpi
-        ),
-        *resolved.findings.notes,
+        *resolved.findings,
     )
     said = {"notes": tuple(filter(None, notes)), "warnings": tuple(filter(None, warnings))}
     return Prepared(
@@ -444,7 +444,6 @@ def prepare(
         plan=replace(plan, **said),
         tree=own_project.equip_own_project(tree, projects),
         secrets=secrets,
-        doubtful=resolved.findings.doubtful,
         packages=packages,
         command=command,
         projects=tuple(projects) if builds else (),
@@ -628,7 +627,6 @@ def _ship(
             jobs_submit.put,
             *(job, cluster, files, pool, store.home),
             carry=carry,
-            doubtful=prepared.doubtful,
             report=report,
         )
         at_once = attend is None and jobs_submit.is_brief(job, carry, store.home)

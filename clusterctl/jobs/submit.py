@@ -360,14 +360,12 @@ def put(
     home: Home,
     *,
     carry: Carry | None = None,
-    doubtful: Collection[str] = (),
     report: Reporter = lambda text: None,
     starts: bool = False,
 ) -> str:
     """Ships the job to its nodes; returns a port that is free on the first worker, where we run its
     ranks, or what its start has printed: with `starts`, the same command starts it. `carry` is what
-    goes into the new working directories besides. Of the links `doubtful`, nodes are asked
-    whether they lead anywhere.
+    goes into the new working directories besides.
 
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
@@ -414,9 +412,8 @@ def put(
                 earlier = f"{quote(node.root)}/jobs/{carry}"
                 pack = f"(cd {earlier} && {ask_agent('pack')}) | TAR_OPTIONS= tar -xof - -C work"
                 steps.append(f"if [ -d {earlier} ]; then {pack} || exit; fi")
-            steps += project_tree.render_questions(program, folder, node, doubtful)
-            if spec.container and not (spec.modules or cluster.site_info.get("pyxis")):
-                steps.append(project_tree.ASK_FOR_APPTAINER)
+            if program.interpreter:
+                steps.append(project_tree.render_question(program, folder, node))
         if starts:  # with the umask of the log-in, which a queue may hand on
             steps = ["(", *steps, ") || exit", f"echo {STAGED}"]
             steps.append(_render_start(job, cluster))
@@ -442,12 +439,10 @@ def put(
         if not result.ok and STAGED in result.text:
             raise _explain_start(job, cluster, result)
     _require_staged(results, job)
-    answers = {
-        r.node: project_tree.read_answers(r.stdout, doubtful) for r in results if r.node in placed
-    }
-    lacks = {name: lacking for name, (lacking, _) in answers.items()}
+    answers = {r.node: project_tree.read_answer(r.stdout) for r in results if r.node in placed}
+    lacking = [name for name, (lacks, _) in answers.items() if lacks]
     certain = all(cluster.has(place.node) for place in job.placement)
-    for note in project_tree.judge_answers(job.spec.program, lacks, certain=certain):
+    if note := project_tree.judge_answers(job.spec.program, lacking, certain=certain):
         report(note)
     _compile(job, cluster, pool, report)
     return answers[placed[0]][1].strip()

@@ -10,20 +10,19 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from clusterctl import process
 from clusterctl.core.job import PYTHONS, SHELLS, Program, ProgramKind
-from clusterctl.core.model import Cluster, Mpi, Role
+from clusterctl.core.model import Cluster, Role
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch.compiling import LANGUAGES
 from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
-from clusterctl.project.words import Asked, find_handed_on, find_launcher, find_shell_text
+from clusterctl.project.words import Asked, find_launcher, find_shell_text
 
 HEAD = 64 << 10
 """Bytes of a file that may be a batch script, in which its directives have to be."""
@@ -44,7 +43,8 @@ class Resolved(Struct, frozen=True):
     """What the words of another launcher program say, which it was written after."""
     installed: bool = False
     """No file here has its name: it has to be a command of the packages that the job gets."""
-    findings: project_tree.Findings = project_tree.NOTHING
+    findings: tuple[str, ...] = ()
+    """What to say of files that will not be on the nodes as they are here."""
     settings: Collection[str] = ()
     """Of the job's options, by their names in JobSpec and in the batch system, those that come from
     settings: they are weaker than these words."""
@@ -54,67 +54,80 @@ class Resolved(Struct, frozen=True):
     """Extras and groups of the project that are wanted, as uv takes them."""
 
 
-def resolve_program(
-    script: str,
-    args: tuple[str, ...],
-    *,
-    chosen: Path | None = None,
-    sources: Sequence[Path] = (),
-    limit: int = 0,
-    made_there: bool = False,
-    cluster: Cluster | None = None,
-    launched: bool = False,
-) -> Resolved:
+class Search(Struct, frozen=True, kw_only=True):
+    """Where a program is looked for, and for what it is."""
+
+    chosen: Path | None = None
+    """The folder that is copied, instead of the one that its files say."""
+    limit: int = 0
+    """Bytes that this may have; 0: as many as usual."""
+    sources: Sequence[Path] = ()
+    """What is compiled with it."""
+    made_there: bool = False
+    """--setup may make a file that is not here."""
+    cluster: Cluster | None = None
+    """The one that it is for, if that is known."""
+    launched: bool = False
+    """It stood behind `srun -n 4`, where lines for a queue count for nothing."""
+
+    @property
+    def is_queued(self) -> bool:
+        nodes = self.cluster.nodes if self.cluster else ()
+        return any(node.role is Role.LOGIN for node in nodes)
+
+    def find_tree(self, start: Path, script: Path | None = None) -> project_tree.Tree:
+        return project_tree.find_tree(start, script=script, chosen=self.chosen, limit=self.limit)
+
+
+ANYWHERE = Search()
+
+
+def resolve_program(script: str, args: tuple[str, ...], search: Search = ANYWHERE) -> Resolved:
     """SCRIPT is a path, a module, a command of the project, or the name of a bundled workload; a
-    file here wins over others. `python …` and `bash …` are understood. `sources` are compiled with
-    it. `made_there`: --setup may make a file that is not here. `cluster`: the one that it is for; a
-    batch script starts in the current folder, as the queue's own command starts it. `launched`:
-    behind `srun -n 4`, where its lines for a queue count for nothing."""
-    if made_there and "/" in script and not Path(script).exists():
-        return resolve_command((script, *args), chosen=chosen, limit=limit, made_there=True)
+    file here wins over others. `python …` and `bash …` are understood. A batch script starts in the
+    current folder, as the queue's own command starts it."""
+    if search.made_there and "/" in script and not Path(script).exists():
+        return resolve_command((script, *args), search)
     starts = bool(args) and script in (*PYTHONS, *SHELLS)
     makes = not starts and own_project.is_command(script, Path.cwd())
     if (starts or makes) and not Path(script).is_file():
-        found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
+        found = resolve_command((script, *args), search)
         if starts or own_project.find_folder(found.program, found.tree.root):
             return found
     if _is_module(script):
-        return resolve_module(script, args, chosen=chosen, limit=limit)
-    if not sources and _may_be_installed(script):
-        found = resolve_command((script, *args), chosen=chosen, sources=sources, limit=limit)
-        return replace(found, installed=True)
+        return resolve_module(script, args, search)
+    if not search.sources and _may_be_installed(script):
+        return replace(resolve_command((script, *args), search), installed=True)
     script, notes = _find_by_name(script)
     path, bundled = _find(script)
-    if bundled and chosen is None:
-        chosen = path.parent
-    directives, source = "" if launched else _find_directives(path), ""
+    if bundled and search.chosen is None:
+        search = replace(search, chosen=path.parent)
+    directives = "" if search.launched else _find_directives(path)
     if directives:
-        _check_interpreter(path)
+        _check_line_endings(path)
     kind = ProgramKind.BATCH if directives else _find_kind(path)
-    queued = _is_queued(cluster) and not launched
-    if kind is ProgramKind.BINARY and queued and _starts_ranks(path):
-        kind = ProgramKind.BATCH
+    if kind is ProgramKind.BINARY and search.is_queued and not search.launched:
+        kind = ProgramKind.BATCH if _starts_ranks(path) else kind
     start = path.absolute().parent
     if kind is ProgramKind.BATCH:
-        if cluster is not None and _is_queued(cluster) and cluster.launcher.here:
+        if search.cluster and search.is_queued and search.cluster.launcher.here:
             target = f"./{script}" if script.startswith("-") else script
             program = Program(kind=kind, target=target, args=args, directives=directives)
             return Resolved(program, project_tree.make_empty(Path.cwd()), notes=notes)
         if path.resolve().is_relative_to(Path.cwd()) and project_tree.may_stage(Path.cwd()):
             start = Path.cwd()
-    tree = project_tree.find_tree(start, script=path, chosen=chosen, limit=limit)
+    tree = search.find_tree(start, path)
     location = path.resolve()
     if not location.is_relative_to(tree.root):
         raise project_tree.make_outside_error(script, tree.root, "the script")
-    working = _choose_folder(tree, location.parent)
+    working, source = _choose_folder(tree, location.parent), ""
     target = os.path.relpath(location, tree.root / working)
     if kind is ProgramKind.SOURCE:
         source, target = target, f"./{Path(target).with_suffix('')}"
-    elif sources:
+    elif search.sources:
         raise _make_not_compiled_error(script)
     elif kind is ProgramKind.BINARY or target.startswith("-"):
         target = f"./{target}"
-    further = tuple(_locate_source(source, tree, working) for source in sources)
     program = Program(
         kind=kind,
         target=target,
@@ -123,7 +136,7 @@ def resolve_program(
         folder=working,
         interpreter=project_tree.find_interpreter(path) if kind is ProgramKind.BINARY else "",
         source=source,
-        sources=further,
+        sources=tuple(_locate_source(further, tree, working) for further in search.sources),
         directives=directives,
     )
     return Resolved(program, tree, notes=notes)
@@ -198,9 +211,7 @@ def _find(script: str) -> tuple[Path, bool]:
     return path, bundled is not None
 
 
-def resolve_module(
-    module: str, args: tuple[str, ...], *, chosen: Path | None = None, limit: int = 0
-) -> Resolved:
+def resolve_module(module: str, args: tuple[str, ...], search: Search = ANYWHERE) -> Resolved:
     """`-m MODULE`: found from the current folder, as `python -m` does, or in a project's `src`."""
     here, candidates = Path.cwd(), _list_module_files(module)
     found = next((path for path in candidates if path.is_file()), None)
@@ -210,51 +221,31 @@ def resolve_module(
             hint=f"looked for {candidates[0].relative_to(here)} and"
             f" {candidates[1].relative_to(here)}",
         )
-    tree = project_tree.find_tree(here, script=found, chosen=chosen, limit=limit)
-    return Resolved(
-        Program(
-            kind=ProgramKind.MODULE,
-            target=module,
-            args=args,
-            folder=_choose_folder(tree, here.resolve()),
-        ),
-        tree,
-    )
+    tree = search.find_tree(here, found)
+    folder = _choose_folder(tree, here.resolve())
+    program = Program(kind=ProgramKind.MODULE, target=module, args=args, folder=folder)
+    return Resolved(program, tree)
 
 
-def resolve_command(
-    words: Sequence[str],
-    *,
-    chosen: Path | None = None,
-    sources: Sequence[Path] = (),
-    limit: int = 0,
-    made_there: bool = False,
-    cluster: Cluster | None = None,
-    launched: bool = False,
-) -> Resolved:
+def resolve_command(words: Sequence[str], search: Search = ANYWHERE) -> Resolved:
     """`-- COMMAND ARGS`: a program of the nodes, beside the files of the current folder. A script
     of the tree, a bundled program and what Python is to run are what they are without `--`."""
     if not words:
         raise UsageError("nothing to run", hint="clusterctl run -- COMMAND [ARGS...]")
     word, rest = words[0], tuple(words[1:])
+    here, chosen, made_there = Path.cwd(), search.chosen, search.made_there
+    search = replace(search, made_there=False)
     if word in PYTHONS:
         rest = rest[rest[:1] == ("-u",) :]  # the output of ranks is never buffered
         if rest[:1] == ("-m",) and len(rest) > 1:
-            return resolve_module(rest[1], rest[2:], chosen=chosen, limit=limit)
+            return resolve_module(rest[1], rest[2:], search)
         if rest and not rest[0].startswith("-"):
-            return resolve_program(rest[0], rest[1:], chosen=chosen, sources=sources, limit=limit)
-    ours = Path(word).absolute().is_relative_to(chosen or Path.cwd()) and Path(word).is_file()
+            return resolve_program(rest[0], rest[1:], search)
+    ours = Path(word).absolute().is_relative_to(chosen or here) and Path(word).is_file()
     if ours or project_tree.find_bundled(word):
-        where: dict[str, Any] = {
-            "chosen": chosen,
-            "limit": limit,
-            "cluster": cluster,
-            "launched": launched,
-        }
-        return resolve_program(word, rest, sources=sources, **where)
-    if sources:
+        return resolve_program(word, rest, search)
+    if search.sources:
         raise _make_not_compiled_error(word)
-    here = Path.cwd()
     # A relative path is one of the copied files: those of nodes are on PATH, or absolute.
     relative = "/" in word and not os.path.isabs(word) and not made_there
     if relative and not any(os.path.exists(place / word) for place in (here, chosen or here)):
@@ -262,16 +253,18 @@ def resolve_command(
             f"no file {word} here to copy to the nodes",
             hint="build it first, or give the full path that it has on the nodes",
         )
-    whole = chosen or project_tree.may_stage(here)
-    tree = project_tree.find_tree(here, chosen=chosen, limit=limit) if whole else None
+    tree, folder = project_tree.make_empty(here), "."
+    if chosen or project_tree.may_stage(here):
+        tree = search.find_tree(here)
+        folder = _choose_folder(tree, here)
     program = Program(
         kind=ProgramKind.COMMAND,
         target=word,
         args=rest,
         interpreter=word if os.path.isabs(word) else "",
-        folder=_choose_folder(tree, here) if tree else ".",
+        folder=folder,
     )
-    return Resolved(program, tree or project_tree.make_empty(here))
+    return Resolved(program, tree)
 
 
 def _make_not_compiled_error(script: str) -> UsageError:
@@ -327,7 +320,7 @@ def _find_kind(path: Path) -> ProgramKind:
             hint=f"jupyter nbconvert --to script {name}, then clusterctl run {script}; or call its"
             " functions from the notebook: cluster.run(function) (docs/python.md)",
         )
-    _check_interpreter(path)
+    _check_line_endings(path)
     if os.access(path, os.X_OK):
         return ProgramKind.BINARY
     raise UsageError(
@@ -337,22 +330,19 @@ def _find_kind(path: Path) -> ProgramKind:
     )
 
 
-def _check_interpreter(path: Path) -> None:
-    """Raises UsageError for a script whose first line, as some editors of Windows save it, names an
-    interpreter that no node has, or none: they would say that the script itself is missing, and a
-    queue would refuse it."""
+def _check_line_endings(path: Path) -> None:
+    """Raises UsageError for a script whose first line, as editors of Windows save it, names an
+    interpreter that no node has: nodes would say that the script itself is missing, and a queue
+    would refuse it."""
     with path.open("rb") as file:
         first = file.readline(256)
-    marked, name = first.startswith(codecs.BOM_UTF8), shlex.quote(str(path))
-    if marked and first[len(codecs.BOM_UTF8) :].startswith(b"#"):
+    if first.removeprefix(codecs.BOM_UTF8).startswith(b"#") and (
+        first.endswith(b"\r\n") or first.startswith(codecs.BOM_UTF8)
+    ):
         raise UsageError(
-            f"{path} begins with a byte order mark (BOM), so its first line is not understood",
-            hint=f"sed -i '1s/^\\xEF\\xBB\\xBF//' {name} (or save it as UTF-8 without BOM)",
-        )
-    if first.startswith(b"#") and first.endswith(b"\r\n"):
-        raise UsageError(
-            f"{path} has Windows line endings, so nodes do not find its interpreter",
-            hint=f"sed -i 's/\\r$//' {name} (or dos2unix)",
+            f"{path} has Windows line endings or a byte order mark (BOM), so nodes do not find its"
+            " interpreter",
+            hint=f"sed -i '1s/^\\xEF\\xBB\\xBF//; s/\\r$//' {shlex.quote(str(path))} (or dos2unix)",
         )
 
 
@@ -369,10 +359,6 @@ def _find_directives(path: Path) -> str:
             if found := _DIRECTIVE.match(line):
                 kinds[found[0].split()[0].decode()] = None
     return " or ".join(kinds)
-
-
-def _is_queued(cluster: Cluster | None) -> bool:
-    return cluster is not None and any(node.role is Role.LOGIN for node in cluster.nodes)
 
 
 def _starts_ranks(path: Path) -> bool:
@@ -503,57 +489,24 @@ def warn_of_backend(resolved: Resolved, backend: str) -> str:
     )
 
 
-def warn_of_no_mpi(resolved: Resolved, mpi: str, ranks: int, installed: Mpi | None) -> str:
-    """That ranks which srun starts with `--mpi` do not find each other by MPI; "" if nothing
-    mentions MPI. `installed`: on the launcher."""
-    if ranks < 2 or resolved.program.bundled:
-        return ""
-    if mpi == "none":
-        why = "--mpi none starts ranks without it: to MPI, each is rank 0 of 1"
-    elif mpi == "pmi2" and installed and installed.flavour == "openmpi" and installed.major >= 5:
-        why = (
-            f"Open MPI {installed.version}, which is installed here, knows no PMI2: to it, each"
-            " rank is rank 0 of 1 (use --mpi pmix, or leave --mpi out)"
-        )
-    else:
-        return ""
-    if not any(_MPI.search(text) for text in _read_programs(resolved)):
-        return ""
-    return f"a staged file or an argument mentions MPI, and {why}"
-
-
 def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
-    """That a shell script of the tree, a command, or a module that is not of the tree starts ranks
-    of its own on each rank; "" if it does not."""
+    """That a shell script of the tree, or a command line, starts ranks of its own on each rank; ""
+    if it does not."""
     program, tree = resolved.program, resolved.tree
     words = program.args if program.target in SHELLS else (program.target,)
-    if ranks < 2:
+    if ranks < 2 or program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
         return ""
-    if program.kind is ProgramKind.MODULE and not _has_module(resolved):
-        what = f"python -m {program.target} may start"
-        return _warn_of_launcher(what, find_handed_on(program.args), ranks)
-    if program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
-        return ""
-    if program.kind is ProgramKind.COMMAND and program.target not in SHELLS:
-        found = "" if resolved.asked.is_launcher else find_handed_on(program.args)
-        return _warn_of_launcher(f"{program.target} may start", found, ranks)
+    what, text = "", ""
     if place := find_shell_text((program.target, *words)):
-        what = f"the command of {program.target} -c starts"
-        return _warn_of_launcher(what, find_launcher(words[place - 1]), ranks)
-    for word in words:
-        path = tree.root / program.folder / word
-        if not tree.has(os.path.join(program.folder, word)):
-            continue
-        with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
-            text = file.read(HEAD)
-            if text.startswith("#!") or program.target in SHELLS:
-                return _warn_of_launcher(f"{word} starts", find_launcher(text), ranks)
-    return ""
-
-
-def _warn_of_launcher(what: str, launcher: str, ranks: int) -> str:
+        what, text = f"the command of {program.target} -c", words[place - 1]
+    elif names := [w for w in words if tree.has(os.path.join(program.folder, w))]:
+        with suppress(OSError, UnicodeDecodeError):
+            path = tree.root / program.folder / names[0]
+            what, text = names[0], path.read_bytes()[:HEAD].decode()
+            text = text if text.startswith("#!") or program.target in SHELLS else ""
+    launcher = find_launcher(text)
     return launcher and (
-        f"{what} {launcher} itself, on each of {ranks} ranks: for one job of all"
+        f"{what} starts {launcher} itself, on each of {ranks} ranks: for one job of all"
         f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
     )
 

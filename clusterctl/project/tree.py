@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 import shlex
 import stat
 import tarfile
@@ -219,8 +218,6 @@ class Tree(Struct, frozen=True):
     stdin: Stdin | None = None
     absent: tuple[str, ...] = ()
     """Submodules that git has not checked out."""
-    special: tuple[str, ...] = ()
-    """Pipes, sockets and devices, which are not copied, of a folder that git does not know."""
 
     def has(self, name: str) -> bool:
         """Whether that path, relative to the root, is one of the files."""
@@ -279,8 +276,7 @@ def find_tree(
     fetched: dict[Path, bool] = {}
     ignored = _read_ignored(root)
     absent: list[str] = []
-    special: list[str] = []
-    found = _list_git_files(root, absent) if top else _walk(root, own, ignored, special)
+    found = _list_git_files(root, absent) if top else _walk(root, own, ignored)
     first = script.resolve() if script is not None else None
     own_names = [str(first.relative_to(root))] if first and first.is_relative_to(root) else []
     names = (
@@ -291,9 +287,7 @@ def find_tree(
         and not _is_in_ours((root / name).parent, root, fetched)
     )
     tree = _measure(root, chain(own_names, names), limit, by_git=top is not None)
-    special = [name for name in special if not _is_in_ours((root / name).parent, root, fetched)]
-    absent = [name for name in absent if not ignored(f"{name}/")]
-    return replace(tree, absent=tuple(absent), special=tuple(special))
+    return replace(tree, absent=tuple(name for name in absent if not ignored(f"{name}/")))
 
 
 def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
@@ -586,12 +580,9 @@ def _read_ignored(root: Path) -> Callable[[str], bool]:
 
 
 def _walk(
-    root: Path,
-    without: Path | None = None,
-    ignored: Callable[[str], bool] = lambda name: False,
-    special: list[str] | None = None,
+    root: Path, without: Path | None = None, ignored: Callable[[str], bool] = lambda name: False
 ) -> Iterator[str]:
-    """Files and links. What is neither, and not ignored, is added to `special`."""
+    """Files and links."""
     for folder, folders, files in os.walk(root):
         inside = Path(folder)
         folders[:] = sorted(
@@ -601,13 +592,9 @@ def _walk(
             and inside / name != without
             and not ignored(f"{(inside / name).relative_to(root)}/")
         )
-        links = [name for name in folders if (Path(folder) / name).is_symlink()]
-        for name in sorted([*files, *links]):
-            path = Path(folder) / name
+        for path in (inside / name for name in sorted([*folders, *files])):
             if path.is_symlink() or path.is_file():
                 yield str(path.relative_to(root))
-            elif special is not None and not ignored(left_out := str(path.relative_to(root))):
-                special.append(left_out)
 
 
 def _is_in_ours(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
@@ -678,32 +665,15 @@ ENVIRONMENT = ".env"
 EDITOR_LINK = ".#"
 """The name of a link by which Emacs marks a file that is being edited begins with this."""
 GIT_TIMEOUT = 10.0
-LINK, INTERPRETER, APPTAINER = "link", "interpreter", "apptainer"
-"""What a node says of a link that leads nowhere, of an interpreter that it lacks, and without what
-runs containers."""
-ASK_FOR_APPTAINER = (
-    "command -v apptainer >/dev/null || command -v singularity >/dev/null ||"
-    f" printf '{APPTAINER}\\0'"
-)
+INTERPRETER = "interpreter"
+"""What a node says of one that it lacks."""
 
 
-class Findings(Struct, frozen=True):
-    """`notes`: what is known here. `doubtful`: links of which only the nodes can say whether they
-    lead anywhere, as absolute ones."""
-
-    notes: tuple[str, ...] = ()
-    doubtful: tuple[str, ...] = ()
-
-
-NOTHING = Findings()
-
-
-def check_tree(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> Findings:
-    """`env_files`: those that are passed in another way. Raises UsageError where the program itself
-    is not there."""
+def check_tree(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> tuple[str, ...]:
+    """What to say of files that will not be on the nodes as they are here. `env_files`: those that
+    are passed in another way. Raises UsageError where the program itself is not there."""
     outside: list[str] = []
     pointers: list[str] = []
-    others: dict[str, str] = {}
     for name in tree.files:
         path = os.path.join(tree.root, name)
         with suppress(OSError):
@@ -713,8 +683,6 @@ def check_tree(program: Program, tree: Tree, env_files: Collection[Path] = ()) -
                 end = os.path.normpath(os.path.join(os.path.dirname(name), target))
                 if end == ".." or end.startswith("../"):
                     outside.append(f"{name} → {target}")
-                elif not PurePath(name).name.startswith(EDITOR_LINK):
-                    others[name] = end
             elif status.st_size in POINTER_SIZES and _is_pointer(path):
                 pointers.append(name)
     main = os.path.normpath(os.path.join(program.folder, program.source or program.target))
@@ -730,17 +698,9 @@ def check_tree(program: Program, tree: Tree, env_files: Collection[Path] = ()) -
             "submodules are not checked out",
             "`git submodule update --init` gets them",
         ),
-        (
-            tree.special,
-            "pipes, sockets and devices are not copied",
-            "the program has to make its own",
-        ),
     )
     made = [f"{what}: {_list_names(names)}; {advice}" for names, what, advice in notes if names]
-    made += _describe_environment(tree, program.folder, env_files)
-    folders = (str(place) for name in tree.files for place in PurePath(name).parents)
-    known = {*tree.files, *folders} if others else set()
-    return Findings(tuple(made), tuple(name for name, end in others.items() if end not in known))
+    return (*made, *_describe_environment(tree, program.folder, env_files))
 
 
 def _is_pointer(path: str) -> bool:
@@ -765,27 +725,8 @@ def _describe_environment(tree: Tree, folder: str, given: Collection[Path]) -> I
         yield f"copied to the nodes: {_list_names(copied)}; {advice} instead"
     for name in dict.fromkeys((ENVIRONMENT, os.path.normpath(f"{folder}/{ENVIRONMENT}"))):
         path = tree.root / name
-        if (
-            path.is_file()
-            and not {name, path} & {*tree.files, *given}
-            and _may_read_environment(tree)
-        ):
+        if path.is_file() and not {name, path} & {*tree.files, *given}:
             yield f"not copied to the nodes: {name}; {advice}"
-
-
-def _may_read_environment(tree: Tree) -> bool:
-    """Whether a program of the tree seems to read a file of variables."""
-    for name in tree.files:
-        with suppress(OSError):
-            path = tree.root / name
-            may = path.suffix in _PROGRAMS and path.name[:1] != "."
-            if may and _READS.search(path.read_bytes()):
-                return True
-    return False
-
-
-_PROGRAMS = {".py", ".sh", ".toml", ".R", ".jl", ".js", ""}
-_READS = re.compile(rb"dotenv|[\s'\"/]\.env\b")
 
 
 def find_interpreter(path: Path) -> str:
@@ -808,81 +749,47 @@ _TAKE_A_VALUE = {"-u", "--unset", "-C", "--chdir"}
 """Options of env whose value is the next word."""
 
 
-def render_questions(
-    program: Program, folder: str, node: Node, doubtful: Collection[str]
-) -> list[str]:
-    """The sh that asks a node, in the job's `folder` there, for what it lacks: `WORD NAME` and a
-    NUL each."""
-    lines = []
-    if doubtful:
-        # `-xtype l` would fail at links that form a loop.
-        lines.append(
-            "(cd ./work && find . -type l -printf '%Y%P\\0' |"
-            f" LC_ALL=C sed -zn 's/^[LN]/{LINK} /p')"
-        )
-    if program.interpreter:
-        name = quote(program.interpreter)
-        question = (
-            f"cd {quote(folder)}/work/{quote(program.folder)} &&"
-            f" PATH=$PATH:{quote(node.mpi_prefix)}/bin"
-            f" exec /bin/sh {quote(folder)}/env rank /bin/sh -c 'command -v -- \"$1\"' sh {name}"
-        )
-        if node.contained:
-            agent = f"{quote(node.root)}/bin/clusterctl-ssh {quote(node.name)}"
-            question = f"exec {agent} {quote(question)}"
-        lines.append(
-            f"({question}) </dev/null >/dev/null 2>&1;"
-            f" case $? in 1 | 127) printf '{INTERPRETER} %s\\0' {name} ;; esac"
-        )
-    return lines
+def render_question(program: Program, folder: str, node: Node) -> str:
+    """The sh that asks a node, in the job's `folder` there, whether it lacks the program's
+    interpreter."""
+    name = quote(program.interpreter)
+    question = (
+        f"cd {quote(folder)}/work/{quote(program.folder)} &&"
+        f" PATH=$PATH:{quote(node.mpi_prefix)}/bin"
+        f" exec /bin/sh {quote(folder)}/env rank /bin/sh -c 'command -v -- \"$1\"' sh {name}"
+    )
+    if node.contained:
+        agent = f"{quote(node.root)}/bin/clusterctl-ssh {quote(node.name)}"
+        question = f"exec {agent} {quote(question)}"
+    return (
+        f"({question}) </dev/null >/dev/null 2>&1;"
+        f" case $? in 1 | 127) printf '{INTERPRETER}\\0' ;; esac"
+    )
 
 
-def read_answers(output: bytes, doubtful: Collection[str] = ()) -> tuple[list[str], str]:
-    """What a node lacks, of links those that are `doubtful`; and what came after it."""
+def read_answer(output: bytes) -> tuple[bool, str]:
+    """Whether a node lacks the interpreter, and what came after that."""
     *lacks, rest = os.fsdecode(output).split("\0")
-    wanted = {APPTAINER, *(f"{LINK} {name}" for name in doubtful)}
-    return [item for item in lacks if item in wanted or item.startswith(INTERPRETER)], rest
+    return INTERPRETER in lacks, rest
 
 
-def judge_answers(
-    program: Program, lacks: Mapping[str, Iterable[str]], *, certain: bool
-) -> tuple[str, ...]:
-    """What to say of what these nodes lack. Raises LaunchError where the job cannot start: with
-    `certain`, ranks run on these nodes."""
-    nodes: dict[str, list[str]] = {}
-    for node, items in lacks.items():
-        for item in items:
-            nodes.setdefault(item, []).append(node)
-    where = nodes.pop(f"{INTERPRETER} {program.interpreter}", [])
-    notes = []
-    if without := nodes.pop(APPTAINER, []):
-        says = f"no apptainer or singularity on {shorten(without)}"
-        notes.append(f"{says}: the nodes of the job need one, or --module loads it")
-    if where:
-        python = PurePath(program.interpreter).name.startswith(PYTHONS[0])
-        is_command = program.interpreter == program.target
+def judge_answers(program: Program, lacking: Sequence[str], *, certain: bool) -> str:
+    """What to say where these nodes lack the program's interpreter. Raises LaunchError where the
+    job cannot start: with `certain`, ranks run on these nodes."""
+    if not lacking:
+        return ""
+    is_command = program.interpreter == program.target
+    where, hint = shorten(lacking), "install it on the nodes, or change the first line"
+    message = (
+        f"the first line of {program.target} asks for {program.interpreter}, which does not exist"
+        f" on {where}"
+    )
+    if is_command:
+        message = f"{program.target} does not exist on {where}, or cannot be run there"
+        hint = "install it on the nodes, or give the path that it has there"
+    if PurePath(program.interpreter).name.startswith(PYTHONS[0]):
         words = join(program.args) if is_command else program.target
-        message = (
-            f"{program.target} does not exist on {shorten(where)}, or cannot be run there"
-            if is_command
-            else f"the first line of {program.target} asks for {program.interpreter}, which does"
-            f" not exist on {shorten(where)}"
-        )
-        if certain:
-            raise LaunchError(
-                message,
-                hint=f"run it with the nodes' Python: clusterctl run python {words}"
-                if python
-                else "install it on the nodes, or give the path that it has there"
-                if is_command
-                else "install it on the nodes, or change the first line",
-            )
-        notes.append(message)
-    if nodes:
-        names = [item.partition(" ")[2] for item in nodes]
-        where = list(dict.fromkeys(name for found in nodes.values() for name in found))
-        notes.append(
-            f"{count(len(names), 'link')} to files that do not exist on {shorten(where)}:"
-            f" {_list_names(sorted(names))}"
-        )
-    return tuple(notes)
+        hint = f"run it with the nodes' Python: clusterctl run python {words}"
+    if certain:
+        raise LaunchError(message, hint=hint)
+    return message

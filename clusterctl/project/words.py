@@ -256,6 +256,11 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
 
 
 def _read_behind_variables(pairs: Sequence[str], words: Sequence[str], once: bool) -> Asked:
+    if words and words[0].startswith("-"):
+        raise UsageError(
+            f"{words[0]} stands behind {pairs[-1]}, where the program begins",
+            hint=f"options of `run` come first: run {words[0]} … {pairs[-1]} PROGRAM",
+        )
     inner = _read_within("env", words, once)
     for pair in reversed(pairs):
         env, ignored = _read_variable("env", pair)
@@ -413,7 +418,7 @@ def _unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 # -------------------------------------------------------------------------------------------------
-# Launchers that nobody reads: in a shell script, or behind a command that is not known.
+# Launchers that nobody reads: in a shell script.
 
 
 _KNOWS = re.compile(r"MASTER_ADDR|OMPI_COMM_WORLD|CLUSTERCTL_|SLURM_")
@@ -442,23 +447,6 @@ def find_launcher(script: str) -> str:
         return ""
     is_module = "." in found[1] and found[1] in load_tables().aliases
     return f"python -m {found[1]}" if is_module else found[1]
-
-
-def find_handed_on(words: Sequence[str]) -> str:
-    """The launcher that a command may start with these words behind it, of which only options and
-    their values stand before the launcher, or before `-m` and its module; "" without one."""
-    for n, word in enumerate(words):
-        if word.startswith("-") and word != "-m":
-            continue
-        behind = ["python", *words[n:]] if word == "-m" else words[n:]
-        with suppress(UsageError):
-            if (found := translate(behind)).is_launcher:
-                return found.launcher
-        if word in (*PYTHONS, *SHELLS) or os.path.isfile(word):
-            return ""
-        if n and not words[n - 1].startswith("-"):
-            return ""
-    return ""
 
 
 # -------------------------------------------------------------------------------------------------

@@ -164,19 +164,11 @@ def test_a_standard_input_that_may_be_somebody_elses_is_left_alone(cli: Cli) -> 
 
 
 def test_what_nodes_lack_is_said_before_the_start(cli: Cli) -> None:
-    """Links and interpreters: the job goes on where it can, else it is refused."""
-    for name in ("proj/main.py", "proj/sub/x.py", "elsewhere/x"):
+    """The job goes on without what a link names; without an interpreter it is refused."""
+    for name in ("proj/main.py", "elsewhere/x"):
         cli.script(name, "print('ran')")
     (cli.folder / "proj" / "rel").symlink_to("../elsewhere")
-    (cli.folder / "proj" / "gone").symlink_to("/nowhere/x")
-    (cli.folder / "proj" / "system").symlink_to("/bin/sh")
-    (cli.folder / "proj" / "inner").symlink_to("sub")
-    (cli.folder / "proj" / "via").symlink_to("inner/x.py")
     assert "rel → ../elsewhere" in cli("run", "--quiet", "main.py", cwd=cli.folder / "proj").err
-    done = cli("run", "main.py", cwd=cli.folder / "proj")
-    [line] = [line for line in done.err.splitlines() if "gone" in line]
-    assert "worker-[1-2]" in line
-    assert not any(word in done.err for word in ("system", "inner", "via"))
     for first in ("#!/home/me/.venv/bin/python3", "#!/usr/bin/env -S nosuch -u"):
         cli.script("proj/tool", f"{first}\nprint('ran')\n").chmod(0o755)
         refused = cli("run", "./tool", cwd=cli.folder / "proj", code=6)

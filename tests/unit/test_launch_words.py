@@ -216,17 +216,6 @@ def test_words_that_only_one_process_can_have_before_a_launcher(call: Call, lab:
     assert "clusterctl run --ranks 2 -- strace -f ./a" in said.err
 
 
-@rows("line, launcher", "launch_words.a_launcher_behind_a_command_that_is_not_known")
-def test_a_launcher_behind_a_command_that_is_not_known(
-    line: str, launcher: str, call: Call, lab: None
-) -> None:
-    said = call("run", "--json", "--dry-run", "--", *line.split()).document
-    assert said["programs"]["worker-1"][1:] == line.split()[1:]
-    assert any(
-        f"starts {launcher} itself" in n or f"start {launcher} itself" in n for n in said["notes"]
-    ) == bool(launcher)
-
-
 TORCHRUN = """#!/usr/bin/env bash
 # mpirun is not what this uses
 GPUS=$1

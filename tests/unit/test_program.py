@@ -13,17 +13,17 @@ from msgspec.structs import replace
 
 from clusterctl.actions.run import make_spec, prepare, resolve_run
 from clusterctl.core.job import ProgramKind
-from clusterctl.core.model import Mpi, Python, Role
+from clusterctl.core.model import Python, Role
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.options.verbs import Run
 from clusterctl.project.program import (
+    Search,
     check_program,
     may_use_mpi,
     resolve_command,
     resolve_module,
     resolve_program,
     warn_of_backend,
-    warn_of_no_mpi,
 )
 from tests.unit.making import cluster, node, program
 from tests.unit.tables import rows
@@ -96,13 +96,13 @@ def test_a_batch_script_starts_where_the_user_stands(
     script.write_text(f"#!/bin/sh\n{body}")
     script.chmod(0o755)
     site = cluster(node("login", role=Role.LOGIN), provider="slurm")
-    elsewhere = resolve_program("pkg/job.sh", ("x",), cluster=site)
+    elsewhere = resolve_program("pkg/job.sh", ("x",), Search(cluster=site))
     assert (elsewhere.program.folder, elsewhere.program.target) == (".", "pkg/job.sh")
     assert {"pkg/job.sh", "notes.txt"} <= {*elsewhere.tree.files}
     with (here / "pkg" / "large").open("wb") as file:
         file.truncate(10**12)
     with pytest.raises(UsageError, match="too large"):
-        resolve_program("pkg/job.sh", (), cluster=site)
+        resolve_program("pkg/job.sh", (), Search(cluster=site))
     monkeypatch.setenv("HOME", str(here))
     login = cluster(node("login", address="", role=Role.LOGIN), provider="slurm")
     for words in (("pkg/job.sh",), ("--", str(script))):
@@ -150,7 +150,7 @@ def test_a_python_command_needs_python() -> None:
 def test_a_link_to_a_script_inside(here: Path) -> None:
     (here / "link.py").symlink_to("pkg/train.py")
     (here / "pkg" / "train.py").write_text("print()")
-    found = resolve_program("link.py", (), chosen=here)
+    found = resolve_program("link.py", (), Search(chosen=here))
     assert (here / found.program.folder / found.program.target).samefile(here / "pkg/train.py")
 
 
@@ -265,7 +265,7 @@ def test_more_languages(name: str, here: Path) -> None:
 
 def test_further_sources_are_named_from_where_ranks_start(here: Path) -> None:
     (here / "pkg" / "util.c").touch()
-    found = resolve_program("hello.c", (), sources=[Path("pkg/util.c"), here / "sim.cpp"])
+    found = resolve_program("hello.c", (), Search(sources=[Path("pkg/util.c"), here / "sim.cpp"]))
     assert found.program.sources == ("pkg/util.c", "sim.cpp")
 
 
@@ -275,14 +275,14 @@ def test_further_sources_that_cannot_be(
 ) -> None:
     (tmp_path / "other.c").touch()
     with pytest.raises(UsageError, match=word) as caught:
-        resolve_program(script, (), sources=[Path(further)])
+        resolve_program(script, (), Search(sources=[Path(further)]))
     assert caught.value.hint
 
 
 def test_stage_must_hold_the_script(here: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(UsageError, match="not inside"):
-        resolve_program("train.py", (), chosen=tmp_path / "other")
+        resolve_program("train.py", (), Search(chosen=tmp_path / "other"))
 
 
 @pytest.mark.parametrize("module", ["pkg.train", "pkg.sub", "train"])
@@ -335,16 +335,6 @@ def test_which_programs_may_use_mpi(
         found = resolve_command(rest) if first == "--" else resolve_program(first, ())
     assert may_use_mpi(found, "auto") == may
     assert may_use_mpi(found, "mpi")
-
-
-@rows("text, mpi, ranks, noted", "program.ranks_that_mpi_will_not_join_are_said")
-def test_ranks_that_mpi_will_not_join_are_said(
-    text: str, mpi: str, ranks: int, noted: bool, here: Path
-) -> None:
-    (here / "train.py").write_text(text)
-    name, *installed = mpi.split()
-    found = Mpi(flavour=installed[0], version=installed[1], prefix="/usr") if installed else None
-    assert bool(warn_of_no_mpi(resolve_program("train.py", ()), name, ranks, found)) == noted
 
 
 def test_a_bundled_program_heeds_the_backend(here: Path) -> None:
