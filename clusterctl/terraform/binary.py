@@ -142,7 +142,7 @@ def load_flag() -> Any:
 
 
 INIT_TIMEOUT = 900.0  # a first init downloads 700 MB
-_LOCK_FILE = ".terraform.lock.hcl"
+LOCK_FILE = ".terraform.lock.hcl"
 
 
 def list_sources(module: Path) -> list[Path]:
@@ -151,8 +151,8 @@ def list_sources(module: Path) -> list[Path]:
 
 
 class InitCache:
-    """A folder where `terraform init` was run for a module, once for all clusters: they take over
-    what it has installed. `cache` holds the providers themselves."""
+    """A folder where `terraform init` was run for a module, once for all clusters: they share what
+    it has installed. `cache` holds the providers themselves."""
 
     def __init__(self, module: Path, binary: Binary, cache: Path) -> None:
         self._sources = list_sources(module)
@@ -162,12 +162,15 @@ class InitCache:
         for source in self._sources:
             digest.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
         self.folder = cache.with_name("terraform-seeds") / digest.hexdigest()[:16]
+        self.data = self.folder / ".terraform"
+        self.lock_file = self.folder / LOCK_FILE
 
     @property
     def ready(self) -> bool:
         """Whether `init` has come to its end, and what it installed is still there."""
-        installed = [Path(name) for name in self._list_installed()]
-        whole = (self.folder / _LOCK_FILE).exists() and bool(installed)
+        # HOST/NAMESPACE/TYPE/VERSION/OS_ARCH, each a link to the cache
+        installed = list(self.data.glob("providers/*/*/*/*/*"))
+        whole = self.lock_file.exists() and bool(installed)
         return whole and all(path.exists() for path in installed)
 
     def make(self) -> None:
@@ -193,17 +196,3 @@ class InitCache:
                 hint="the AWS provider comes from registry.terraform.io, or from a mirror that your"
                 " terraform configuration (TF_CLI_CONFIG_FILE) names",
             )
-
-    def copy(self, folder: Path) -> None:
-        """Installs in `folder` what is installed here: links to the cache, and the lock file."""
-        for name in self._list_installed():
-            target = folder / Path(name).relative_to(self.folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.exists():
-                target.unlink(missing_ok=True)
-                target.symlink_to(os.path.realpath(name))
-        write_atomic(folder / _LOCK_FILE, (self.folder / _LOCK_FILE).read_bytes())
-
-    def _list_installed(self) -> list[str]:
-        """Paths of the packages: `.terraform/providers/HOST/NAMESPACE/TYPE/VERSION/OS_ARCH`."""
-        return [str(path) for path in self.folder.glob(".terraform/providers/*/*/*/*/*")]

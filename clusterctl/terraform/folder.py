@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from clusterctl import process
 from clusterctl.core.model import Reporter
 from clusterctl.state.files import write_atomic
 from clusterctl.terraform.binary import (
+    LOCK_FILE,
     Binary,
     Diagnostic,
     InitCache,
@@ -27,73 +29,46 @@ from clusterctl.terraform.binary import (
 )
 
 
-class ResourceChange(Struct, frozen=True, kw_only=True):
-    """One resource: `state` is start, progress, complete or errored; `seconds` since its start."""
-
-    address: str
-    action: str
-    state: str
-    seconds: float = 0.0
-    id: str = ""
+class _Resource(Struct, frozen=True):
+    addr: str
 
 
-class PlannedChange(Struct, frozen=True, kw_only=True):
+class ResourceChange(Struct, frozen=True):
+    """What happens to one resource."""
+
+    resource: _Resource
+    action: str = ""
+    elapsed_seconds: float = 0.0
+    id_value: str = ""
+
+
+class PlannedChange(Struct, frozen=True):
     """What a plan is going to do to one resource: `action` is create, update, delete, replace …"""
 
-    address: str
+    resource: _Resource
     action: str
     reason: str = ""
 
-    @property
-    def destroys(self) -> bool:
-        return self.action in ("delete", "replace")
+
+class _Output(Struct, frozen=True):
+    value: Any = None
 
 
-class Outputs(Struct, frozen=True, kw_only=True):
-    values: Mapping[str, Any]
+class Event(Struct, frozen=True):
+    """One line of `-json` output. `type` says what it has: `diagnostic`, `planned_change`,
+    `outputs`, or `apply_start`, `apply_complete` and so on with a `hook`."""
 
-
-Event = ResourceChange | PlannedChange | Diagnostic | Outputs
+    type: str
+    diagnostic: Diagnostic | None = None
+    change: PlannedChange | None = None
+    hook: ResourceChange | None = None
+    outputs: dict[str, _Output] = field(default_factory=dict)
 
 
 def parse_event(line: bytes) -> Event | None:
-    """One line of `-json` output; None for what says nothing to us, and for what is no event, such
-    as a line that was cut off."""
-    try:
-        return _read_event(json.loads(line))
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
-        return None
-
-
-def _read_event(event: Any) -> Event | None:
-    kind = event["type"]
-    if kind == "diagnostic":
-        said = event["diagnostic"]
-        return Diagnostic(
-            summary=said.get("summary", ""),
-            detail=said.get("detail", ""),
-            address=said.get("address", ""),
-            severity=said.get("severity", "error"),
-        )
-    if kind == "outputs":
-        outputs = event.get("outputs", {})
-        return Outputs(values={name: item.get("value") for name, item in outputs.items()})
-    if kind == "planned_change":
-        change = event["change"]
-        return PlannedChange(
-            address=change["resource"]["addr"],
-            action=change["action"],
-            reason=change.get("reason", ""),
-        )
-    if kind in ("apply_start", "apply_progress", "apply_complete", "apply_errored"):
-        hook = event["hook"]
-        return ResourceChange(
-            address=hook["resource"]["addr"],
-            action=hook.get("action", ""),
-            state=kind.removeprefix("apply_"),
-            seconds=float(hook.get("elapsed_seconds", 0)),
-            id=hook.get("id_value", ""),
-        )
+    """None for what is no event, such as a line that was cut off."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(line, type=Event)
     return None
 
 
@@ -102,6 +77,7 @@ def _read_event(event: Any) -> Event | None:
 
 
 VARIABLES = "cluster.tfvars.json"
+STATE = "terraform.tfstate"
 LOG = "terraform.jsonl"
 PLAN = "cluster.tfplan"
 LASTING = ("aws_instance.", "aws_ebs_volume.")
@@ -116,110 +92,108 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C came, and Terraform has finished its step: what there is, is in its state."""
 
 
-class Listener(Struct):
-    """Sorts what Terraform says while it runs."""
+class _Said(Struct):
+    """What Terraform has said, sorted."""
 
-    on_event: Callable[[Event], None]
     diagnostics: list[Diagnostic] = field(default_factory=list)
     outputs: dict[str, Any] = field(default_factory=dict)
     prose: list[str] = field(default_factory=list)
     planned: list[PlannedChange] = field(default_factory=list)
 
-    def __call__(self, line: bytes) -> None:
+    def add(self, line: bytes) -> Event | None:
         event = parse_event(line)
         if event is None:
             if line.strip() and not line.startswith(b"{"):
                 self.prose.append(line.decode(errors="replace"))
-            return
-        if isinstance(event, Diagnostic) and event.severity == "error":
-            self.diagnostics.append(event)
-        if isinstance(event, PlannedChange):
-            self.planned.append(event)
-        if isinstance(event, Outputs):
-            self.outputs.update(event.values)
-        self.on_event(event)
+            return None
+        if event.diagnostic and event.diagnostic.severity == "error":
+            self.diagnostics.append(event.diagnostic)
+        if event.change and event.type == "planned_change":
+            self.planned.append(event.change)
+        self.outputs |= {name: item.value for name, item in event.outputs.items()}
+        return event
 
 
-def _locate_state(folder: Path) -> Path:
-    return folder / "terraform.tfstate"
+class _Instance(Struct):
+    index_key: str | int | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+    status: str = ""
 
 
-def _read_state(folder: Path) -> str:
+class _Managed(Struct):
+    type: str
+    name: str
+    mode: str
+    instances: list[_Instance] = field(default_factory=list)
+
+
+class _State(Struct):
+    """A state file, as far as we look at it."""
+
+    resources: list[_Managed] = field(default_factory=list)
+
+
+def read_state(folder: Path, cluster: str) -> _State:
+    """An empty file is what a Terraform leaves that was killed in its first plan. Raises
+    TerraformError for one that is damaged."""
+    path = folder / STATE
     try:
-        return _locate_state(folder).read_text(errors="replace")
+        return msgspec.json.decode(path.read_bytes() or b"{}", type=_State)
     except OSError:
-        return ""
-
-
-def list_resources(folder: Path, cluster: str) -> dict[str, str]:
-    """Addresses of the managed resources in a folder's state file, with their ids. An empty file is
-    what a Terraform leaves that was killed in its first plan. Raises TerraformError for one that is
-    damaged."""
-    try:
-        state = json.loads(_read_state(folder) or "{}")
-        return {
-            f"{item['type']}.{item['name']}"
-            + (f"[{json.dumps(instance['index_key'])}]" if "index_key" in instance else ""): str(
-                instance.get("attributes", {}).get("id", "")
-            )
-            for item in state.get("resources", ())
-            if item.get("mode") == "managed"
-            for instance in item.get("instances", ())
-        }
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return _State()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TerraformError(
-            f"the Terraform state {_locate_state(folder)} is damaged: {error}",
+            f"the Terraform state {path} is damaged: {error}",
             hint=f"`clusterctl down {cluster}` finds the cluster by its tags and removes it without"
             " this file",
         ) from error
 
 
-def find_tainted(state: str) -> frozenset[str]:
-    """The ids of what Terraform will replace because it was cut off while it was made. `state`: the
-    text of a state file that `list_resources` can read."""
-    return frozenset(
-        str(instance.get("attributes", {}).get("id", ""))
-        for item in json.loads(state or "{}").get("resources", ())
-        for instance in item.get("instances", ())
-        if instance.get("status") == "tainted"
-    )
+def list_resources(folder: Path, cluster: str) -> dict[str, str]:
+    """Addresses of the managed resources in a folder's state file, with their ids. Raises
+    TerraformError."""
+    return {
+        f"{item.type}.{item.name}"
+        + (f"[{json.dumps(key)}]" if (key := one.index_key) is not None else ""): str(
+            one.attributes.get("id", "")
+        )
+        for item in read_state(folder, cluster).resources
+        if item.mode == "managed"
+        for one in item.instances
+    }
 
 
-class Terraform:
+class Terraform(Struct, frozen=True):
     """The working folder of a cluster. `lock` is the descriptor of the cluster's lock: Terraform
     inherits it, so that it is still held while an orphan works. `on_start` hears Terraform's pid
     and command. `lent`: the credentials, by environment variables, for as long as it runs."""
 
-    def __init__(
-        self,
-        folder: Path,
-        binary: Binary,
-        *,
-        cluster: str,
-        cache: Path,
-        lock: int | None = None,
-        on_start: Callable[[int, str], None] = lambda pid, command: None,
-        report: Reporter = lambda text: None,
-        lent: Callable[[], AbstractContextManager[Mapping[str, str]]] = lambda: nullcontext({}),
-    ) -> None:
-        self.folder = folder
-        self.binary = binary
-        self._cluster = cluster
-        self._cache = cache
-        self._lock = lock
-        self._on_start = on_start
-        self._report = report
-        self._lent = lent
+    folder: Path
+    binary: Binary
+    cluster: str
+    cache: Path
+    lock: int | None = None
+    on_start: Callable[[int, str], None] = lambda pid, command: None
+    report: Reporter = lambda text: None
+    lent: Callable[[], AbstractContextManager[Mapping[str, str]]] = lambda: nullcontext({})
 
     @property
     def state(self) -> str:
         """The state file as it is; "" without one. What Terraform knows of is named in it."""
-        return _read_state(self.folder)
+        with suppress(OSError):
+            return (self.folder / STATE).read_text(errors="replace")
+        return ""
 
     def list_resources(self) -> dict[str, str]:
-        """Addresses of the managed resources in the state file, with their ids. Raises
-        TerraformError."""
-        return list_resources(self.folder, self._cluster)
+        return list_resources(self.folder, self.cluster)
+
+    def find_tainted(self) -> frozenset[str]:
+        """The ids of what Terraform will replace because it was cut off while it was made."""
+        resources = read_state(self.folder, self.cluster).resources
+        instances = (one for item in resources for one in item.instances)
+        return frozenset(
+            str(one.attributes.get("id", "")) for one in instances if one.status == "tainted"
+        )
 
     def copy(self, module: Path) -> None:
         """Fills the folder with the module, once: `down` uses what `up` used, after an upgrade."""
@@ -230,15 +204,10 @@ class Terraform:
                 write_atomic(target, source.read_bytes())
 
     def init(self) -> None:
-        """Gives the folder its providers, from the cache of its module. Nothing if that was
-        done."""
-        done = self.folder / ".terraform" / "clusterctl-ready"
-        if done.exists():
-            return
-        init_cache = InitCache(self.folder, self.binary, self._cache)
-        init_cache.make()
-        init_cache.copy(self.folder)
-        done.touch()
+        """Sees to it that its providers are installed, once for all clusters of its module."""
+        shared = InitCache(self.folder, self.binary, self.cache)
+        shared.make()
+        write_atomic(self.folder / LOCK_FILE, shared.lock_file.read_bytes())
 
     def apply(
         self,
@@ -263,9 +232,10 @@ class Terraform:
         path = self.folder / PLAN
         try:
             planned = self._change("plan", on_event, parallelism, out=PLAN).planned
-            lost = [item for item in planned if item.destroys and item.address in lasting]
+            destroys = [item for item in planned if item.action in ("delete", "replace")]
+            lost = [item for item in destroys if item.resource.addr in lasting]
             if lost:
-                raise _make_destruction_error(lost, ids, self.binary.name, self._cluster)
+                raise _make_destruction_error(lost, ids, self.binary.name, self.cluster)
             return self._change("apply", on_event, parallelism, PLAN).outputs
         finally:
             path.unlink(missing_ok=True)  # it holds the nodes' first host keys
@@ -281,10 +251,9 @@ class Terraform:
         parallelism: int,
         *plan: str,
         **options: Any,
-    ) -> Listener:
+    ) -> _Said:
         """`plan`: the file with what to apply. Without one, the variables say it."""
         self.list_resources()  # a damaged state is named before anything runs
-        listener = Listener(on_event)
         if command != "plan":
             options["auto_approve"] = load_flag()
         if not plan:
@@ -292,48 +261,47 @@ class Terraform:
         argv = build_command_line(
             self.binary, command, *plan, json=load_flag(), parallelism=parallelism, **options
         )
-        try:
-            return self._run_watched(command, argv, listener)
-        except Interrupted:
-            raise
-        except KeyboardInterrupt:
-            self._report(
-                f"{self.binary.name} {command} keeps running in the background: the next"
-                " clusterctl waits for it"
-            )
-            raise
+        said, name = _Said(), self.binary.name
 
-    def _run_watched(self, command: str, argv: list[str], listener: Listener) -> Listener:
-        """KeyboardInterrupt is a second Ctrl-C, Interrupted the first."""
-        with self._lent() as credentials:
-            ended = process.watch(
-                argv,
-                log=self.folder / LOG,
-                on_line=listener,
-                on_start=lambda pid: self._on_start(
-                    pid, f"{Path(self.binary.path).name} {command}"
-                ),
-                on_interrupt=lambda: self._report(
-                    "Ctrl-C: waiting for terraform to finish its current step; press it again to"
-                    " leave terraform running"
-                ),
-                timeout=APPLY_TIMEOUT,
-                grace=GRACE,
-                cwd=self.folder,
-                env=make_environment(self._cache, **credentials),
-                pass_fds=() if self._lock is None else (self._lock,),
+        def hear(line: bytes) -> None:
+            if event := said.add(line):
+                on_event(event)
+
+        data = InitCache(self.folder, self.binary, self.cache).data
+        try:
+            with self.lent() as credentials:
+                ended = process.watch(
+                    argv,
+                    log=self.folder / LOG,
+                    on_line=hear,
+                    on_start=lambda pid: self.on_start(pid, f"{name.split()[0]} {command}"),
+                    on_interrupt=lambda: self.report(
+                        "Ctrl-C: waiting for terraform to finish its current step; press it again"
+                        " to leave terraform running"
+                    ),
+                    timeout=APPLY_TIMEOUT,
+                    grace=GRACE,
+                    cwd=self.folder,
+                    env=make_environment(self.cache, TF_DATA_DIR=str(data), **credentials),
+                    pass_fds=() if self.lock is None else (self.lock,),
+                )
+        except KeyboardInterrupt:  # a second Ctrl-C
+            self.report(
+                f"{name} {command} keeps running in the background: the next clusterctl waits for"
+                " it"
             )
+            raise
         if ended.interrupted:
             raise Interrupted
         if ended.error or ended.exit_code != 0:
-            said = [item.text for item in listener.diagnostics[:1]] or listener.prose
-            why = ended.error or "\n".join(said) or f"exit code {ended.exit_code}"
+            first = [item.text for item in said.diagnostics[:1]] or said.prose
+            why = ended.error or "\n".join(first) or f"exit code {ended.exit_code}"
             raise TerraformError(
-                f"{self.binary.name} {command} failed: {find_first_line(why)}",
+                f"{name} {command} failed: {find_first_line(why)}",
                 hint=f"its full output is in {self.folder / LOG}",
-                diagnostics=tuple(listener.diagnostics),
+                diagnostics=tuple(said.diagnostics),
             )
-        return listener
+        return said
 
 
 def _make_destruction_error(
@@ -341,7 +309,7 @@ def _make_destruction_error(
 ) -> TerraformError:
     """The error for a plan that nobody has agreed to."""
     what = ", ".join(
-        f"{item.action} {item.address} ({ids[item.address]}"
+        f"{item.action} {item.resource.addr} ({ids[item.resource.addr]}"
         + (f": {item.reason.replace('_', ' ')})" if item.reason else ")")
         for item in lost
     )

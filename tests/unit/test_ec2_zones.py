@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -27,7 +28,7 @@ from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.ec2.refusals import CapacityError
 from clusterctl.machines.ec2.spec import ProviderState, make_reporter
 from clusterctl.machines.protocol import ProviderPlan
-from clusterctl.terraform.folder import Diagnostic, ResourceChange, Terraform, TerraformError
+from clusterctl.terraform.folder import Diagnostic, Event, Terraform, TerraformError
 from tests.unit.fake_ec2 import Allowing, instance
 from tests.unit.making import cluster, node
 from tests.unit.tables import rows
@@ -713,9 +714,10 @@ def test_what_terraform_does_to_each_machine_is_told_once() -> None:
     nodes.expect({"worker-1": "worker"})
     show = make_reporter(told.append, nodes)
     seen = []
-    for state in ("start", "complete"):
-        address = 'aws_instance.this["worker-1"]'
-        show(ResourceChange(address=address, action="create", state=state, id="i-1"))
+    change = {"action": "create", "resource": {"addr": 'aws_instance.this["worker-1"]'}}
+    for type in ("apply_start", "apply_complete"):
+        hook = {**change, "id_value": "i-1"}
+        show(msgspec.convert({"type": type, "hook": hook}, Event))
         seen += [one.phase for one in nodes.look().nodes]
     assert told == ["worker-1: starts", "worker-1: i-1 is running after 0 s"]
     assert seen == [progress.REQUESTED, progress.BOOTING]

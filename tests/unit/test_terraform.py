@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from clusterctl import process
@@ -24,10 +25,13 @@ from clusterctl.terraform.folder import Diagnostic, Terraform
 from tests.unit.tables import rows
 
 
-@rows("line, kind, values", "terraform.events")
-def test_events(line: str, kind: str, values: dict[str, Any]) -> None:
-    event = getattr(terraform_folder, kind)(**values) if kind else None
-    assert terraform_folder.parse_event(line.encode()) == event
+@rows("line, said", "terraform.events")
+def test_events(line: str, said: dict[str, Any]) -> None:
+    """An event with what the row has, or none."""
+    event = terraform_folder.parse_event(line.encode())
+    assert (msgspec.to_builtins(event) if event else {}) == (
+        {"diagnostic": None, "change": None, "hook": None, "outputs": {}, **said} if said else {}
+    )
 
 
 FAKE = """#!{python}
@@ -226,8 +230,6 @@ def test_one_init_serves_all_clusters_of_a_module(
         tool.init()
         tool.init()
         assert (tool.folder / ".terraform.lock.hcl").read_text() == "locked"
-        [link] = (tool.folder / ".terraform/providers").glob("*/*/*/*/*")
-        assert link.readlink() == tmp_path / "cache"
     assert inits(tmp_path) == 1
     seeded(tmp_path, "three", module="# another").init()
     assert inits(tmp_path) == 2

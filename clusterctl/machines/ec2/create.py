@@ -194,7 +194,7 @@ def make_is_known(runner: terraform_folder.Terraform) -> Callable[[Resource], bo
     replace is not known: `cleanup` notes whether it was there, and so is to be paid for."""
     state = runner.state
     types = {address.partition(".")[0] for address in runner.list_resources()}
-    tainted = terraform_folder.find_tainted(state)
+    tainted = runner.find_tainted()
     return lambda left: (
         left.managed
         or left.kind in ("VPC endpoint", schedules.KIND)

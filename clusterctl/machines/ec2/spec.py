@@ -496,20 +496,22 @@ def make_reporter(
     is told which machines run."""
 
     def show(event: terraform_folder.Event) -> None:
-        if not isinstance(event, terraform_folder.ResourceChange):
+        hook, state = event.hook, event.type.removeprefix("apply_")
+        if hook is None or state == event.type:
             return
-        machine, what = find_node(event.address), (event.action, event.state)
+        address, what = hook.resource.addr, (hook.action, state)
+        machine = find_node(address)
         if nodes and machine and what == ("create", "complete"):
             nodes.enter([machine], BOOTING)
         words = {
             ("create", "start"): "starts" if machine else "",
-            ("create", "complete"): f"{event.id} is running" if machine else "made",
+            ("create", "complete"): f"{hook.id_value} is running" if machine else "made",
             ("delete", "start"): "ends" if machine else "",
             ("delete", "complete"): "gone",
             ("update", "complete"): "changed",
-        }.get(what, "failed" if event.state == "errored" else "")
+        }.get(what, "failed" if state == "errored" else "")
         if words:
-            after = f" after {event.seconds:g} s" if event.state == "complete" else ""
-            report(f"{machine or event.address}: {words}{after}")
+            after = f" after {hook.elapsed_seconds:g} s" if state == "complete" else ""
+            report(f"{machine or address}: {words}{after}")
 
     return show
