@@ -56,7 +56,6 @@ def quote_machines(
         zones=spot,
         report=report,
         nat=found.nat,
-        faster=any(machine.faster for machine in machines),
     )
 
 

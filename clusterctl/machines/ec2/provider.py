@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from clusterctl.core import assets, catalog
+from clusterctl.core import assets
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import (
     SHARED,
@@ -134,7 +134,6 @@ class Ec2Provider(Cloud):
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines)),
             saved=found.saved,
             disks={kind: image.disk for kind, image in found.amis.items() if kind != LAUNCHER},
-            speeds={m.image: catalog.INSTALLS.disk + m.faster for m in found.machines if m.faster},
             nodes=tuple(machine.name for machine in found.machines),
             charges=cost.charges,
             deadline=deadline,

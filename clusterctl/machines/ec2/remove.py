@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Reporter
 from clusterctl.core.text import pluralize
@@ -130,10 +129,8 @@ def _read_market(item: dict[str, Any]) -> tuple[str, str]:
 def _compute_hourly(kind: Kind, item: dict[str, Any], rates: prices.Rates) -> float | None:
     parts: list[float | None] = []
     if kind.name == "volume":
-        faster = max(0.0, float(item.get("Throughput", 0)) - catalog.INSTALLS.disk)
-        for unit, count in ((prices.DISK, item.get("Size", 0)), (prices.THROUGHPUT, faster)):
-            price = rates[unit] if count else 0.0
-            parts.append(price and price * float(count))
+        price = rates[prices.DISK]
+        parts = [price and price * float(item.get("Size", 0))]
     elif kind.name == "address":
         parts = [rates[prices.ADDRESS]]
     elif kind.name == GATEWAY and item.get("State") in ("pending", "available"):
