@@ -80,7 +80,7 @@ def called_by_us() -> set[str]:
     verbs = "authorize|cancel|create|delete|deregister|describe|detach|disassociate|get|list|lookup"
     verbs += "|release|revoke|run|start|stop|update"
     named = re.compile(rf"[\".]((?:{verbs}|terminate)_[a-z_]+)[\"(]")
-    found = {kind.action for kind in KINDS} | {kind.remove for kind in KINDS}
+    found = {kind.describe for kind in KINDS} | {kind.remove for kind in KINDS}
     for path in Path(ec2.__file__).parent.glob("*.py"):
         found |= set(named.findall(path.read_text()))
     return {"".join(word.capitalize() for word in name.split("_")) for name in found}

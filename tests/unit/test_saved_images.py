@@ -58,7 +58,6 @@ class Copying(Api):
     states: list[str]
     refused: str = ""
     calls: list[str] = field(default_factory=list)
-    snapshots: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__("us-east-1")
@@ -70,8 +69,6 @@ class Copying(Api):
         return {"ImageId": "ami-7"}
 
     def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
-        if key == "Snapshots":
-            return self.snapshots
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if state == "stopped by a person":
             raise KeyboardInterrupt
@@ -110,23 +107,6 @@ def test_half_an_image_is_removed_with_its_snapshot() -> None:
     with pytest.raises(ProviderError):
         save(refused)
     assert len(refused.calls) == 1, "an image of that name is somebody else's"
-
-
-def test_a_snapshot_whose_image_is_gone_is_found_and_removed() -> None:
-    """And none of an image that is there, or that is being made."""
-    tags = {"clusterctl:image": "cpu", "clusterctl:cluster": "old", "clusterctl:owner": "user/ana"}
-    row = {"VolumeSize": 68, "Tags": [{"Key": k, "Value": v} for k, v in tags.items()]}
-    coming = {"SnapshotId": "snap-6", "State": "pending", **row}
-    rows = [{"SnapshotId": id, "State": "completed", **row} for id in ("snap-7", "snap-8")]
-    there = Copying(["available"], snapshots=[coming, *rows])
-    image, left = saved.list_images(there)
-    assert (image.id, left.id, left.name, left.kind) == ("ami-7", "snap-8", "old", "cpu")
-    assert (left.state, left.gib, left.owner) == ("only its snapshot is left", 68, "user/ana")
-    saved.remove(there, left, lambda line: None)
-    assert there.calls == ["delete_snapshot snap-8"]
-    mine = [{"Key": "clusterctl:cluster", "Value": "mine"}]
-    made = Copying(["pending"], snapshots=[{**rows[1], "Tags": mine}])
-    assert [one.id for one in saved.list_images(made)] == ["ami-7"]
 
 
 def test_gc_finds_snapshots_without_an_image() -> None:

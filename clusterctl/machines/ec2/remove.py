@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Reporter
-from clusterctl.core.text import pluralize
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import prices, refusals, schedules
@@ -31,15 +30,12 @@ from clusterctl.machines.ec2.api import (
     read_deadline,
     split,
 )
-from clusterctl.machines.ec2.refusals import RefusedByAws
 from clusterctl.machines.protocol import Resource, describe_resources
 
 # -------------------------------------------------------------------------------------------------
 # What a cluster has in the cloud: finds it by tag, thing by thing, and says what it costs.
 
 
-_NOT_ASKED = ("UnauthorizedOperation", "InvalidAction")
-"""Whoever may not ask, and regions that do not know such things."""
 MANAGED = "GuardDutyManaged"
 """Tag of what GuardDuty's runtime monitoring puts into a VPC: an endpoint, and a group for it."""
 
@@ -48,38 +44,15 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How to find and remove things of one kind: a row of resources.toml, which explains it."""
 
     name: str
-    aws_name: str = ""
+    describe: str = ""
     answer: str = ""
-    field: str = ""
-    verb: str = "delete"
+    id: str = ""
+    remove: str = ""
     many: bool = False
     by_vpc: str = ""
     gone: tuple[str, ...] = ()
     filters: str = "Filters"
     slow: tuple[str, ...] = ()
-    later: bool = False
-
-    @property
-    def _words(self) -> list[str]:
-        return (self.aws_name or self.name.lower()).split()
-
-    @property
-    def key(self) -> str:
-        """Of the list in an answer."""
-        return self.answer or pluralize("".join(word.capitalize() for word in self._words))
-
-    @property
-    def action(self) -> str:
-        return f"describe_{pluralize('_'.join(self._words))}"
-
-    @property
-    def id(self) -> str:
-        return self.field or "".join(word.capitalize() for word in (*self._words, "id"))
-
-    @property
-    def remove(self) -> str:
-        words = "_".join(self._words)
-        return f"{self.verb}_{pluralize(words) if self.many else words}"
 
 
 KINDS = msgspec.toml.decode(
@@ -201,14 +174,8 @@ def is_managed(api: Api, cluster_id: str) -> bool:
 
 
 def _list_items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    try:
-        found = api.list_all(kind.action, kind.key, **{kind.filters: [search]})
-    except RefusedByAws as refused:
-        if not (kind.later and refused.code in _NOT_ASKED):
-            raise
-        return
-    for item in found:
-        for inner in item["Instances"] if kind.key == "Reservations" else (item,):
+    for item in api.list_all(kind.describe, kind.answer, **{kind.filters: [search]}):
+        for inner in item["Instances"] if kind.answer == "Reservations" else (item,):
             state = inner.get("State", inner.get("Status", ""))
             if (state["Name"] if isinstance(state, dict) else state).lower() not in kind.gone:
                 yield inner

@@ -22,8 +22,6 @@ from clusterctl.machines.protocol import SavedImage
 
 IMAGE_TAG = "clusterctl:image"
 """The kind of nodes that an image is for."""
-LEFT = "only its snapshot is left"
-"""The state of an image that is gone."""
 LIMIT = 3600.0
 """Seconds that EC2 may take to copy a disk to a snapshot."""
 POLL = 5.0
@@ -43,30 +41,11 @@ def name_image(options: ClusterSpec, kind: str) -> str:
 
 
 def list_images(api: Api) -> tuple[SavedImage, ...]:
-    """Those of the account in this region, the oldest first, also unfinished ones, and snapshots
-    whose image is gone: they go on costing money."""
+    """Those of the account in this region, the oldest first, also unfinished ones."""
     search = [{"Name": "tag-key", "Values": [IMAGE_TAG]}]
     rows = api.list_all("describe_images", "Images", Owners=["self"], Filters=search)
-    copied = api.list_all("describe_snapshots", "Snapshots", OwnerIds=["self"], Filters=search)
-    price = prices.find_price(api, prices.SNAPSHOT) if rows or copied else None
-    found = [_read(row, price) for row in rows]
-    # An image that is being made, and its snapshot, may not yet know of each other.
-    known = {id for image in found for id in image.snapshots}
-    coming = {image.name for image in found if image.state == "pending"}
-    for row in copied:
-        if row["SnapshotId"] not in known and row.get("State") != "pending":
-            left = _read_snapshot(row, price)
-            found += [left] * (left.name not in coming)
-    return tuple(sorted(found, key=lambda image: image.made))
-
-
-def _read_snapshot(row: Mapping[str, Any], price: float | None) -> SavedImage:
-    disk = {"Ebs": {"SnapshotId": row["SnapshotId"], "VolumeSize": row.get("VolumeSize", 0)}}
-    tags, made = row.get("Tags", ()), row.get("StartTime")
-    name = next((tag["Value"] for tag in tags if tag["Key"] == TAG), "")
-    image = {"ImageId": row["SnapshotId"], "Name": name, "State": LEFT, "Tags": tags}
-    when = made.isoformat() if made else ""
-    return _read({**image, "CreationDate": when, "BlockDeviceMappings": [disk]}, price)
+    price = prices.find_price(api, prices.SNAPSHOT) if rows else None
+    return tuple(sorted((_read(row, price) for row in rows), key=lambda image: image.made))
 
 
 def _read(row: Mapping[str, Any], price: float | None) -> SavedImage:
@@ -142,14 +121,10 @@ def remove(api: Api, image: SavedImage, report: Reporter) -> None:
     with suppress(ProviderError):  # they may have come meanwhile
         known = next((one for one in list_images(api) if one.id == image.id), image)
         snapshots |= set(known.snapshots)
-    if image.state != LEFT:
-        _ignore_gone(api, "deregister_image", ImageId=image.id)
+    _ignore_gone(api, "deregister_image", ImageId=image.id)
     for snapshot in sorted(snapshots):
         _ignore_gone(api, "delete_snapshot", SnapshotId=snapshot)
-    what = "the snapshot of" if image.state == LEFT else "machine image"
-    report(
-        f"removed {what} {image.name} ({image.id})" + " and its snapshot" * (image.state != LEFT)
-    )
+    report(f"removed machine image {image.name} ({image.id}) and its snapshot")
 
 
 def _ignore_gone(api: Api, action: str, **what: str) -> None:
