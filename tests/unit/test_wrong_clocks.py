@@ -17,9 +17,7 @@ from clusterctl.actions import status
 from clusterctl.core.model import CloudSpec, ClusterSpec, NodeGroup
 from clusterctl.errors import ProviderError
 from clusterctl.machines import bootstrap, deadlines
-from clusterctl.machines.ec2 import spec
 from clusterctl.machines.ec2.provider import Ec2Provider
-from clusterctl.machines.ec2.spec import ProviderState
 from tests.unit.making import cluster
 from tests.unit.provided import Running, provide
 from tests.unit.staged import lab
@@ -86,41 +84,18 @@ def test_a_deadline_that_is_moved_is_by_the_clock_of_aws(
     assert len(told) == bool(taken)
 
 
-@pytest.mark.parametrize("guarded", [False, True])
-def test_who_knows_the_time_has_to_answer_only_where_it_keeps_the_deadline(
-    guarded: bool, tmp_path: Path
-) -> None:
-    """Nodes take a new one from whoever reaches them by SSH."""
-
-    class Silent(Market):
-        def find_account(self) -> str:
-            raise ProviderError("AWS does not answer")
-
-    provider = Ec2Provider(Silent, clock=lambda: NOW)
-    state = ProviderState(id="lab-1a2b", region="us-east-1", guarded=guarded)
-    spec.save_state(tmp_path, state)
-    if guarded:
-        with pytest.raises(ProviderError, match="does not answer"):
-            provider.measure_clock(cluster(), tmp_path, lambda line: None)
-    else:
-        assert provider.measure_clock(cluster(), tmp_path, lambda line: None) == 0.0
-
-
 @pytest.mark.parametrize(
     ("ahead", "said"), [(3 * HOUR, "3.0 h ahead"), (-3 * HOUR, "3.0 h behind")]
 )
 def test_nothing_is_started_or_extended_with_a_clock_that_is_hours_off(
     ahead: float, said: str, provider: Callable[[float], Ec2Provider], tmp_path: Path
 ) -> None:
-    """Nodes without schedules in AWS would take any time that they are told."""
+    """Nodes would take any time that they are told."""
     with pytest.raises(ProviderError, match=f"clock is {said}") as caught:
         provider(ahead).plan(options())
     assert "timedatectl" in caught.value.hint
-    for guarded in (False, True):
-        state = ProviderState(id="lab-1a2b", region="us-east-1", guarded=guarded)
-        spec.save_state(tmp_path, state)
-        with pytest.raises(ProviderError, match=f"clock is {said}"):
-            provider(ahead).extend(cluster(), tmp_path, NOW + HOUR)
+    with pytest.raises(ProviderError, match=f"clock is {said}"):
+        provider(ahead).measure_clock(cluster(), tmp_path, print)
 
 
 # ------------------------------------------------------------------------------------- a node's

@@ -184,10 +184,10 @@ class Ec2Provider(Cloud):
         return frozenset((known.id,) if known else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
-        schedules.extend(cluster, folder, deadline, lambda: self._open_api(cluster, folder))
+        schedules.extend(self._open_api(cluster, folder), cluster, folder, deadline)
 
     def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
-        return schedules.measure_clock(folder, report, lambda: self._open_api(cluster, folder))
+        return preflight.check_clock(self._open_api(cluster, folder).ahead, report)
 
     def check_pausing(self, cluster: Cluster, folder: Path) -> None:
         self._open_api(cluster, folder)

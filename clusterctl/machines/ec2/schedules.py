@@ -20,15 +20,15 @@ from msgspec import Struct
 
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
-from clusterctl.core.model import GATEWAY, Cluster, Reporter, fold
+from clusterctl.core.model import GATEWAY, Cluster, fold
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.charges import LATER, RELEASE
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
-from clusterctl.machines.ec2 import preflight, spec
+from clusterctl.machines.ec2 import spec
 from clusterctl.machines.ec2.api import TAG, Api, as_list, filter_by_cluster, find_instances
-from clusterctl.machines.ec2.refusals import RefusedByAws, WrongClock
+from clusterctl.machines.ec2.refusals import RefusedByAws
 from clusterctl.machines.protocol import Resource
 
 ROLE = "clusterctl-deadline"
@@ -240,31 +240,12 @@ _NEXT = f"{deadlines.FILE}.next"
 EXTEND_TIMEOUT = 30.0
 
 
-def measure_clock(folder: Path, report: Reporter, connect: Callable[[], Api]) -> float:
-    """As the protocol says. Where AWS keeps no deadline it does not have to answer."""
+def extend(api: Api, cluster: Cluster, folder: Path, deadline: float) -> None:
+    """Raises as the protocol says."""
     state = spec.load_state(folder)
-    try:
-        return preflight.check_clock(connect().ahead, report)
-    except WrongClock:
-        raise
-    except ProviderError:
-        if state and state.guarded is False:
-            return 0.0
-        raise
-
-
-def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[], Api]) -> None:
-    """`connect`: what AWS is asked with. Raises as the protocol says."""
-    state = spec.load_state(folder)
-    guarded = state.guarded if state else None
-    try:
-        # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.
-        _extend_in_aws(cluster, deadline, guarded, connect)
-    except WrongClock:
-        raise
-    except ProviderError:
-        if guarded is not False:
-            raise
+    # First: where AWS keeps an earlier end, a later one of the nodes would be a lie.
+    if state.guarded if state else find_schedule(api, cluster.id):
+        _extend_in_aws(api, cluster, deadline)
     text = f"{int(deadline)}"
     command = f"exec sudo -n sh -c 'echo {text} >{_NEXT} && mv {_NEXT} {deadlines.FILE}'"
     host_keys = ec2_host_keys.HostKeys(folder)
@@ -273,7 +254,7 @@ def extend(cluster: Cluster, folder: Path, deadline: float, connect: Callable[[]
     if failed:
         with suppress(ProviderError):  # nodes have been told by now: it is for the next look
             # Unused workers may have ended.
-            running = {item.node for item in find_instances(connect(), cluster.id)}
+            running = {item.node for item in find_instances(api, cluster.id)}
             failed = [result for result in failed if result.node in running]
     if failed:
         raise NodeUnreachable(
@@ -292,26 +273,19 @@ def label(cluster: Cluster, folder: Path, deadline: float, api: Api) -> None:
         label_schedule(api, cluster.id, {ec2_api.DEADLINE_TAG: value})
 
 
-def _extend_in_aws(
-    cluster: Cluster, deadline: float, guarded: bool | None, connect: Callable[[], Api]
-) -> None:
-    """`guarded`: whether AWS keeps one, None where the file that tells is lost. AWS is asked
-    in any case: it knows the time. Raises ProviderError; WrongClock."""
-    api = connect()
-    preflight.check_clock(api.ahead)
-    if guarded or (guarded is None and find_schedule(api, cluster.id)):
-        there = [item.id for item in find_instances(api, cluster.id)]
-        nat = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
-        try:
-            schedule_ends(api, cluster.id, there, deadline, nat=nat)
-        except RefusedByAws as refused:
-            if refused.code != "ResourceNotFoundException":
-                raise
-            # Another person has removed the cluster, or its schedules alone.
-            name = cluster.name
-            gone = "its schedules in AWS are gone" if there else "none of its machines is running"
-            raise ProviderError(
-                f"the deadline of cluster {name} cannot be moved: {gone}",
-                hint=f"`clusterctl up {name}` creates what is missing, `clusterctl down {name}`"
-                " removes the cluster",
-            ) from refused
+def _extend_in_aws(api: Api, cluster: Cluster, deadline: float) -> None:
+    there = [item.id for item in find_instances(api, cluster.id)]
+    nat = any(item.part == GATEWAY and item.until is None for item in cluster.charges)
+    try:
+        schedule_ends(api, cluster.id, there, deadline, nat=nat)
+    except RefusedByAws as refused:
+        if refused.code != "ResourceNotFoundException":
+            raise
+        # Another person has removed the cluster, or its schedules alone.
+        name = cluster.name
+        gone = "its schedules in AWS are gone" if there else "none of its machines is running"
+        raise ProviderError(
+            f"the deadline of cluster {name} cannot be moved: {gone}",
+            hint=f"`clusterctl up {name}` creates what is missing, `clusterctl down {name}`"
+            " removes the cluster",
+        ) from refused
