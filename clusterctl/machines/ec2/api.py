@@ -76,29 +76,13 @@ class Credentials:
     def __init__(self, region: str) -> None:
         import boto3
         import botocore.session
-        from botocore import credentials
+        from botocore.credentials import create_credential_resolver
 
         self._core = core = botocore.session.get_session()
-        cache = _open_cache()
-        chain = core.get_component("credential_provider")
-        sources = ("env", "container-role", "iam-role")
-        roles = credentials.AssumeRoleProvider(
-            load_config=lambda: core.full_config,
-            client_creator=lambda service, **how: core.create_client(
-                service, **{"region_name": region, **how}
-            ),
-            cache=cache,
-            profile_name=core.get_config_variable("profile") or "default",
-            prompter=_refuse,
-            credential_sourcer=credentials.CanonicalNameCredentialSourcer(
-                [chain.get_provider(name) for name in sources]
-            ),
-            profile_provider_builder=credentials.ProfileProviderBuilder(
-                core, cache=cache, region_name=region
-            ),
-        )
-        chain.insert_after(roles.METHOD, roles)
-        chain.remove(roles.METHOD)  # the first of that name
+        resolver = create_credential_resolver(core, cache=_open_cache(), region_name=region)
+        # By the constructor, all that the resolver knows would have to be given again.
+        resolver.get_provider("assume-role")._prompter = _refuse
+        core.register_component("credential_provider", resolver)
         self.session = boto3.session.Session(botocore_session=core, region_name=region)
 
     @contextmanager
@@ -255,23 +239,16 @@ class InstanceType(Struct, frozen=True, kw_only=True):
 
 class Image(Struct, frozen=True, kw_only=True):
     """A machine image. `disk`: the size in GiB of its root snapshot, which a disk has to hold;
-    `device`: what the root disk is called; `platform`: what is billed for its system; `owner`: an
-    account, or `amazon`; `maker`: who made it with clusterctl; `words`: all that says what it is,
-    in small letters."""
+    `device`: what the root disk is called; `platform`: what is billed for its system;
+    `maker`: who made it with clusterctl."""
 
     id: str
     architecture: str = "x86_64"
     disk: int = 0
     device: str = _ROOT
     name: str = ""
-    description: str = ""
     platform: str = ""
-    owner: str = ""
     maker: str = ""
-
-    @property
-    def words(self) -> str:
-        return f"{self.name} {self.description} {self.platform}".lower()
 
 
 class Instance(Struct, frozen=True, kw_only=True):
@@ -385,9 +362,7 @@ def read_image(item: dict[str, Any]) -> Image:
         disk=max(disks, default=0),
         device=root or _ROOT,
         name=item.get("Name", ""),
-        description=item.get("Description", ""),
         platform=item.get("PlatformDetails") or item.get("Platform", "").capitalize(),
-        owner=item.get("ImageOwnerAlias") or item.get("OwnerId", ""),
         maker=next((tag["Value"] for tag in item.get("Tags", ()) if tag["Key"] == OWNER_TAG), ""),
     )
 
@@ -546,31 +521,23 @@ class Api:
 
     def _get_client(self, service: str, region: str = "") -> Any:
         """Made once: that takes longer than many an answer."""
+        from botocore.config import Config
+
         key = service, region or self.region
+        connect, read, attempts = HURRIED if self._hurried else LIMITS.get(service, USUAL)
         # A session may make clients for one thread at a time.
         with self._making, self._explain_errors(f"talking to {service}"):
             if key not in self._clients:
-                self._clients[key] = self._make(*key)
+                limits = Config(
+                    connect_timeout=connect,
+                    read_timeout=read,
+                    retries={"mode": "standard", "total_max_attempts": attempts},
+                    max_pool_connections=16,
+                    user_agent_extra="clusterctl",
+                )
+                session = self._find_credentials().session
+                self._clients[key] = session.client(*key, config=limits)
             return self._clients[key]
-
-    def _make(self, service: str, region: str) -> Any:
-        from botocore.config import Config
-
-        session = self._find_credentials().session
-        connect, read, attempts = HURRIED if self._hurried else LIMITS.get(service, USUAL)
-        limits = Config(
-            connect_timeout=connect,
-            read_timeout=read,
-            retries={"mode": "standard", "total_max_attempts": attempts},
-            max_pool_connections=16,
-            user_agent_extra="clusterctl",
-        )
-        try:
-            return session.client(service, region_name=region, config=limits)
-        except ValueError as error:  # an AWS_ENDPOINT_URL that is none
-            raise refusals.make_unanswered_error(
-                f"talking to {service}", "ValueError", str(error)
-            ) from error
 
     def _find_credentials(self) -> Credentials:
         if self._credentials is None:

@@ -3,7 +3,6 @@ images, zones and networks; and `check`, which shows it."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -66,36 +65,27 @@ def check_quotas(
     except ProviderError as error:
         report(f"could not list the running instances: {error.message}")
     room: dict[str, float] = {}
-    refused: list[QuotaExceeded] = []
-    for (name, code), vcpus in needed.items():
+    for name, code in needed:
         try:
-            limit = limits[code].result()
+            room[code] = limits[code].result() - used.get(code, 0)
         except ProviderError as error:
             report(f"the quota {name} is not known: {error.message}")
+    for (name, code), vcpus in needed.items():
+        if vcpus <= room.get(code, inf):
             continue
         taken = used.get(code, 0)
-        room[code] = limit - taken
-        if vcpus > room[code]:
-            excess = QuotaExceeded(
-                f"the quota {name!r} ({code}) in {api.region} is {limit:g} vCPUs, of which {taken}"
-                f" are in use; this cluster needs {count(vcpus, 'vCPU')} more",
-                hint=render_request(api.region, code, taken + vcpus),
-            )
-            refused.append(excess)
-    if refused:
-        first = refused[0]
-        if not present:
-            command, first.fits = _find_fitting(api, options, types, room, used)
-            first.hint = render_fitting(command) + first.hint
-        raise first
+        command, fits = ("", 0) if present else _find_fitting(api, options, types, room)
+        excess = QuotaExceeded(
+            f"the quota {name!r} ({code}) in {api.region} is {room[code] + taken:g} vCPUs, of which"
+            f" {taken} are in use; this cluster needs {count(vcpus, 'vCPU')} more",
+            hint=render_fitting(command) + render_request(api.region, code, taken + vcpus),
+        )
+        excess.fits = fits
+        raise excess
 
 
 def _find_fitting(
-    api: Api,
-    options: ClusterSpec,
-    types: Mapping[str, InstanceType],
-    room: Mapping[str, float],
-    used: Mapping[str, int],
+    api: Api, options: ClusterSpec, types: Mapping[str, InstanceType], room: Mapping[str, float]
 ) -> tuple[str, int]:
     """The command for the largest new cluster that fits, with the same workers or else with small
     ones without GPUs; and how many of the same workers fit. `room`: vCPUs by quota."""
@@ -108,13 +98,14 @@ def _find_fitting(
     words, fits = choose_fitting(launcher, same, options.workers, room, spot=spot)
     if not words:
         with suppress(ProviderError):
-            code, free = _find_code(launcher, spot=False), dict(room)
-            if code not in free:
-                free[code] = api.find_quota(code) - used.get(code, 0)
-            known = api.list_instance_types(catalog.SMALL_WORKERS)
-            small = [(f"--cpu {n}:{{}}", known[n]) for n in catalog.SMALL_WORKERS if n in known]
-            words, _ = choose_fitting(launcher, small, options.workers, free)
+            small = _list_small(api.list_instance_types(catalog.SMALL_WORKERS))
+            words, _ = choose_fitting(launcher, small, options.workers, room)
     return (f"clusterctl up {options.name} {words}" if words else ""), fits
+
+
+def _list_small(known: Mapping[str, InstanceType]) -> list[tuple[str, InstanceType]]:
+    """As `choose_fitting` takes them."""
+    return [(f"--cpu {n}:{{}}", known[n]) for n in catalog.SMALL_WORKERS if n in known]
 
 
 def choose_fitting(
@@ -298,12 +289,6 @@ _ALLOWED = (
 )
 """Source: EC2 User Guide, "Allowed AMIs"."""
 
-_OTHERS = re.compile(
-    r"\b(amazon linux|amzn2?|al20\d\d|rhel|red hat|centos|rocky|almalinux|fedora|suse|sles|debian"
-    r"|bottlerocket)\b"
-)
-"""What the name or the description of an image says of one that has no user `ubuntu`."""
-
 
 def choose_image(
     api: Api, options: ClusterSpec, machines: Sequence[PlannedMachine]
@@ -353,9 +338,9 @@ def _check_image(machine: PlannedMachine, image: Image) -> None:
             f" {machine.instance_type} is x86_64",
             hint="choose another image",
         )
-    if other := _find_other_system(image):
+    if image.platform not in ("", _FREE) and not image.platform.startswith("Ubuntu"):
         raise UsageError(
-            f"--ami {image.id}: it runs {other}",
+            f"--ami {image.id}: it runs {image.platform}",
             hint="choose an image of Ubuntu, with its user `ubuntu`",
         )
     if 0 < machine.disk < image.disk:
@@ -364,14 +349,6 @@ def _check_image(machine: PlannedMachine, image: Image) -> None:
             f" {image.id}: {image.disk} GiB",
             hint=f"--disk {image.disk} or more",
         )
-
-
-def _find_other_system(image: Image) -> str:
-    """What it runs, where that is known not to be Ubuntu; "" otherwise."""
-    if image.platform not in ("", _FREE) and not image.platform.startswith("Ubuntu"):
-        return image.platform
-    said = _OTHERS.search(image.words)
-    return said[0] if said and "ubuntu" not in image.words else ""
 
 
 # -------------------------------------------------------------------------------------------------
@@ -506,9 +483,9 @@ _EXACT = 2.0
 
 def check_clock(ahead: float, report: Reporter = lambda line: None) -> float:
     """Seconds to take off this machine's clock, to have AWS's time: `ahead`, unless that is next to
-    nothing. Raises WrongClock beyond what AWS accepts."""
+    nothing. Raises ProviderError beyond what AWS accepts."""
     if abs(ahead) > refusals.SKEW:
-        raise refusals.make_clock_error(ahead)
+        raise ProviderError(refusals.describe_skew(ahead), hint=refusals.CLOCK)
     if abs(ahead) > NOTICED:
         report(f"{refusals.describe_skew(ahead)}: the deadline is computed with AWS's time")
     return ahead if abs(ahead) > _EXACT else 0.0
@@ -666,9 +643,8 @@ def _check_quota(
     launcher, known = catalog.LAUNCHER_TYPE, types.result()
     fits = ""
     if launcher in known and catalog.find_quota(launcher) == quota:
-        small = [(f"--cpu {n}:{{}}", known[n]) for n in catalog.SMALL_WORKERS if n in known]
         room = {quota.on_demand: vcpus - taken}
-        fits, _ = choose_fitting(known[launcher], small, WORKERS, room)
+        fits, _ = choose_fitting(known[launcher], _list_small(known), WORKERS, room)
     hint = render_fitting(f"clusterctl up {fits}" if fits else "")
     hint += render_request(api.region, quota.on_demand, taken + needs)
     return CheckRow("warning", subject, f"{text}; `{command}` takes {needs}", hint)

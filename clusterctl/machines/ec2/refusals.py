@@ -61,10 +61,6 @@ class RefusedByAws(ProviderError):
     code = ""
 
 
-class WrongClock(RefusedByAws):
-    """This machine's clock is so wrong that AWS does not accept what it signs."""
-
-
 class CapacityError(RefusedByAws, NoCapacity):
     """No machines of the wanted kind in a zone: another may have some. `said`: AWS's own words."""
 
@@ -81,15 +77,13 @@ def make_refusal(
     """The error for what AWS said to a call of ours. `skew`: seconds that this machine's clock is
     ahead of AWS's, negative where it is behind."""
     message = _make_readable(message)
-    known, kind = _find_known(code, message), RefusedByAws
+    known = _find_known(code, message)
     if known and known.account and not known.signed and abs(skew) > SKEW:
         known = Known(what=describe_skew(skew), hint=CLOCK)
-    if known and known.hint == CLOCK:
-        kind = WrongClock
     if known is None:
         error = RefusedByAws(f"{doing} failed in {region}: {code}: {message}", hint=UNKNOWN)
     else:
-        kind = CapacityError if known.capacity else kind
+        kind = CapacityError if known.capacity else RefusedByAws
         error = kind(f"{doing}: {known.what} ({code}: {message})", hint=known.hint)
     error.code = code
     return error
@@ -102,11 +96,6 @@ def describe_skew(seconds: float) -> str:
     if late < 90:
         far = f"{late:.0f} s"
     return f"this machine's clock is {far} {'ahead of' if seconds > 0 else 'behind'} AWS's"
-
-
-def make_clock_error(skew: float) -> WrongClock:
-    """The error for a clock that no deadline can be computed with."""
-    return WrongClock(describe_skew(skew), hint=CLOCK)
 
 
 def make_not_enabled_error(region: str) -> ProviderError:
