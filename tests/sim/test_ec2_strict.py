@@ -240,6 +240,9 @@ class Unknowing:
 
     state = ""
 
+    def find_tainted(self) -> frozenset[str]:
+        return frozenset()
+
     def list_resources(self) -> dict[str, str]:
         return {}
 

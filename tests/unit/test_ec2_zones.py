@@ -136,14 +136,13 @@ def make_all(
     )
     usual: dict[str, Any] = {"types": {}, "amis": {}, "placement": frozenset()}
     machines_to_be = spec.plan_machines(wish, {}, {})
-    found = Survey(account="1", machines=machines_to_be, zones=zones, **usual | {**(survey or {})})
+    usual |= {"options": wish, "api": cast(Api, Account(running, spots)), **(survey or {})}
+    found = Survey(account="1", machines=machines_to_be, zones=zones, **usual)
     new = next((m.name for m in found.machines if m.name not in running), "")
     runner = Runner(room, new, said)
     order = Order(
         cluster=cluster,
-        options=wish,
         found=found,
-        api=cast(Api, Account(running, spots)),
         folder=folder,
         state=memory,
         host_keys=HostKeys(folder),
@@ -361,11 +360,17 @@ def test_a_nat_gateway_without_machines_has_an_end_too(tmp_path: Path, state: st
         cluster=Cluster(
             id="lab-1", spec=wish, phase=Phase.CREATING, created=0.0, deadline=time.time() + 60
         ),
-        options=wish,
         found=Survey(
-            account="1", machines=(), types={}, zones=(), amis={}, placement=frozenset(), nat=True
+            account="1",
+            options=wish,
+            api=cast(Api, bare),
+            machines=(),
+            types={},
+            zones=(),
+            amis={},
+            placement=frozenset(),
+            nat=True,
         ),
-        api=cast(Api, bare),
         folder=tmp_path,
         state=ProviderState(id="lab-1", region="us-east-1"),
         host_keys=HostKeys(tmp_path),

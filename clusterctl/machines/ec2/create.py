@@ -19,7 +19,6 @@ from clusterctl.core.model import (
     SHARED,
     Accelerator,
     Cluster,
-    ClusterSpec,
     Node,
     Reporter,
     Role,
@@ -307,9 +306,7 @@ class Order(Struct, frozen=True, kw_only=True):
     """What has to be made, and what is known of it. `state` is changed, and kept in `folder`."""
 
     cluster: Cluster
-    options: ClusterSpec
     found: Survey
-    api: Api
     folder: Path
     state: ProviderState
     host_keys: HostKeys
@@ -323,8 +320,8 @@ def make_attempts(
     already never moves. Zones that AWS names as having room are tried first. In others, after the
     first, the workers come before the launcher: that one would be made and ended in each. (In the
     first, workers that wait for it would cost more than a minute of it does.)"""
-    state, cloud, zones = order.state, order.options.cloud, order.found.zones
-    running = find_instances(order.api, order.cluster.id)
+    state, cloud, zones = order.state, order.found.options.cloud, order.found.zones
+    running = find_instances(order.found.api, order.cluster.id)
     settled = any(order.cluster.has(item.node) for item in running)
     if settled:
         state.spot = state.spot or any(item.spot for item in running)
@@ -353,7 +350,7 @@ def make_attempts(
                 made = apply(
                     runner,
                     {**variables, **launcher},
-                    order.api,
+                    order.found.api,
                     order.cluster.id,
                     report,
                     may_go=partial(_list_removable, order, runner),
@@ -368,7 +365,7 @@ def make_attempts(
             # What it says of one market says nothing of the other.
             todo.sort(key=lambda to: (1, 0) if to[0] != spot else (0, -named[to[1]]))
             ledger.record_sighting(
-                order.api, order.cluster, order.folder
+                order.found.api, order.cluster, order.folder
             )  # what goes now costs, too
             if not todo:
                 raise _give_up(order, tried, known, settled) from error
@@ -376,11 +373,11 @@ def make_attempts(
             state.unfinished = False
             spec.save_state(order.folder, state)
             return list(made["nodes"])
-        running = find_instances(order.api, order.cluster.id)
+        running = find_instances(order.found.api, order.cluster.id)
         if settled:
             there = {item.node for item in running}
             new = [n for n in _list_on_demand(order, todo[0][0], running) if n not in there]
-            dear = plan.requote(order.api, order.found, order.cluster.charges, new, "", report)
+            dear = plan.requote(order.found, order.cluster.charges, new, "", report)
             report(
                 f"{zone} has no capacity for spot ({known.said}): {shorten(new)} on-demand"
                 f" instead, the cluster then costs {prices.render_rate(dear)}/h"
@@ -401,7 +398,7 @@ def _give_up(
     if settled:
         what = f"{state.zone} has no capacity for more"
         instead = "with fewer --workers"
-        if state.spot and not order.options.cloud.spot_fallback:
+        if state.spot and not order.found.options.cloud.spot_fallback:
             instead = f"`clusterctl up {name} --spot-fallback` starts on-demand ones instead"
         hint = f"running nodes are unchanged: try later, or {instead}"
         state.unfinished = False  # the refusal is all that EC2 made of it
@@ -409,10 +406,10 @@ def _give_up(
         tried = ", ".join(dict.fromkeys(zones))
         what = f"no zone has capacity for the whole cluster (tried {tried})"
         # All zones were tried, unless the user has named some.
-        hint = why.hint if order.options.cloud.zones else why.hint.replace("--zones, ", "")
+        hint = why.hint if order.found.options.cloud.zones else why.hint.replace("--zones, ", "")
         hint += ", or --spot-fallback" * state.spot
         # The next `up` finds another day, and begins anew.
-        state.zone, state.spot = "", order.options.cloud.spot
+        state.zone, state.spot = "", order.found.options.cloud.spot
     spec.save_state(order.folder, state)
     return CapacityError(f"{what}: {why.said}", hint=hint)
 
@@ -455,7 +452,7 @@ def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any
     pairs = order.host_keys.make_boot_keys([machine.name for machine in booting], living)
     public_key = keys.ensure(order.folder / "ssh" / "user")
     place = found.subnets.get(state.zone, ZoneSubnets("", ""))
-    cloud = order.options.cloud
+    cloud = order.found.options.cloud
     return {
         "cluster_id": cluster.id,
         "cluster_name": cluster.name,
@@ -464,7 +461,7 @@ def _build_variables(order: Order, running: Sequence[Instance]) -> dict[str, Any
         "shared": SHARED if cluster.spec.shared else "",
         "deadline": ec2_api.render_deadline(deadline),
         "tags": ec2_api.parse_tags(cloud.tag),
-        "region": order.api.region,
+        "region": order.found.api.region,
         "zone": state.zone,
         "groups": spec.group_machines(found.machines, found.placement),
         "launcher_type": found.machines[0].instance_type,
@@ -506,7 +503,7 @@ def schedule_ends(order: Order, made: set[str], report: Reporter) -> None:
 
     `made`: instances that Terraform knows of, which AWS may not yet find by their tags.
     """
-    state, api, id = order.state, order.api, order.cluster.id
+    state, api, id = order.state, order.found.api, order.cluster.id
     guarded = state.guarded
     try:
         there = made | {item.id for item in find_instances(api, id)}
@@ -550,16 +547,17 @@ def check_state(cluster: Cluster, folder: Path) -> None:
 
 
 def create(
-    planned: plan.Planned, cluster: Cluster, folder: Path, phases: NodePhases, report: Reporter
+    found: Survey, cluster: Cluster, folder: Path, phases: NodePhases, report: Reporter
 ) -> Created:
     """Makes what is missing, and waits until it answers. Raises ProviderError, NodeUnreachable."""
-    options, found, api = planned.options, planned.found, planned.api
+    options, api = found.options, found.api
     runner = spec.open_terraform(api, folder, cluster.name, report)
     known = spec.load_state(folder)
     state = known or ProviderState(id=cluster.id, region=api.region)
     if not options.cloud.instance_connect:
-        ask = planned.address.result
-        state.ssh_cidr, _ = network.resolve_ssh_cidr(options.cloud.ssh_cidr, state.ssh_cidr, ask)
+        state.ssh_cidr, _ = network.resolve_ssh_cidr(
+            options.cloud.ssh_cidr, state.ssh_cidr, found.address
+        )
     _check_nodes(api, cluster, runner)
     runner.copy(spec.find_module())
     runner.init()
@@ -569,14 +567,7 @@ def create(
     host_keys = ec2_host_keys.HostKeys(folder)
     preload()
     order = Order(
-        cluster=cluster,
-        options=options,
-        found=found,
-        api=api,
-        folder=folder,
-        state=state,
-        host_keys=host_keys,
-        nodes=phases,
+        cluster=cluster, found=found, folder=folder, state=state, host_keys=host_keys, nodes=phases
     )
     made: list[dict[str, Any]] = []
     try:
@@ -584,7 +575,7 @@ def create(
     finally:
         # What came to be in an `up` that breaks off has its end, too.
         schedule_ends(order, {str(row["id"]) for row in made}, report)
-    nodes = tuple(_build_node(row, options, found, cluster.id) for row in made)
+    nodes = tuple(_build_node(row, found, cluster.id) for row in made)
     host_keys.forget([name for name in host_keys.known if name not in {n.name for n in nodes}])
     try:
         final, pool = host_keys.settle(
@@ -651,30 +642,30 @@ def _remove_unknown(
     ledger.record_sighting(api, cluster, folder)
 
 
-def _find_tunnel(row: dict[str, Any], options: ClusterSpec, found: Survey) -> str:
+def _find_tunnel(row: dict[str, Any], found: Survey) -> str:
     """What SSH to the launcher goes through: the endpoint of the VPC, else that of the cluster."""
     theirs = found.endpoint
     id, dns_name = (theirs.id, theirs.dns_name) if theirs else row["endpoint"].split("/", 1)
-    return tunnels.build_command(options.cloud.region, id, dns_name, row["private_address"])
+    return tunnels.build_command(found.api.region, id, dns_name, row["private_address"])
 
 
-def _build_node(row: dict[str, Any], options: ClusterSpec, found: Survey, cluster_id: str) -> Node:
+def _build_node(row: dict[str, Any], found: Survey, cluster_id: str) -> Node:
     machine = next(item for item in found.machines if item.name == row["name"])
     launcher = machine.name == LAUNCHER
     kind = found.types[machine.instance_type]
     image = catalog.MACHINE_IMAGES[machine.image]
-    hidden = options.cloud.instance_connect
+    hidden = found.options.cloud.instance_connect
     return Node(
         name=machine.name,
         role=Role.LAUNCHER if launcher else Role.WORKER,
         address=row["address"] if launcher and not hidden else row["private_address"],
         private_address=row["private_address"],
         ssh_port=22,
-        job_port=JOB_PORT if options.runtime is Runtime.DOCKER else 22,
+        job_port=JOB_PORT if found.options.runtime is Runtime.DOCKER else 22,
         user=image.user,
         root=spec.name_root(machine, cluster_id),
         via="" if launcher else LAUNCHER,
-        tunnel=_find_tunnel(row, options, found) if launcher and hidden else "",
+        tunnel=_find_tunnel(row, found) if launcher and hidden else "",
         slots=1 if launcher else kind.gpus or kind.vcpus,
         accelerator=_ACCELERATORS.get(machine.image, Accelerator.NONE),
         instance_type=row["instance_type"],

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future
 
 from msgspec import Struct
 
 from clusterctl.core import catalog
-from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, Reporter, Runtime, shorten
+from clusterctl.core.model import Charge, Reporter, Runtime, shorten
 from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.ec2 import prices, schedules, spec
-from clusterctl.machines.ec2.api import Api, Instance
+from clusterctl.machines.ec2.api import Instance
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.protocol import LAUNCHER, MAKES_IMAGE
 
@@ -31,46 +30,24 @@ def has_fallen_back(instances: Sequence[Instance]) -> bool:
 
 
 def requote(
-    api: Api,
-    found: Survey,
-    charges: Sequence[Charge],
-    names: Collection[str],
-    zone: str,
-    report: Reporter,
+    found: Survey, charges: Sequence[Charge], names: Collection[str], zone: str, report: Reporter
 ) -> tuple[Charge, ...]:
     """The charges with these nodes as spot instances of a zone, or on-demand (zone "")."""
-    quotes = quote_machines(api, found, (zone,) if zone else (), report)
-    return prices.requote(charges, quotes, names)
+    return prices.requote(charges, quote_machines(found, (zone,) if zone else (), report), names)
 
 
-def quote_machines(
-    api: Api, found: Survey, spot: Sequence[str], report: Reporter
-) -> dict[str, prices.Quote]:
+def quote_machines(found: Survey, spot: Sequence[str], report: Reporter) -> dict[str, prices.Quote]:
     """`spot`: the zones where workers may be spot instances; on demand without any."""
     machines = found.machines
     workers = {m.instance_type for m in machines if m.name != LAUNCHER}
     return prices.find_quotes(
-        api,
+        found.api,
         [m.instance_type for m in machines if m.name == LAUNCHER or not spot],
         spot=workers if spot else (),
         zones=spot,
         report=report,
         nat=found.nat,
     )
-
-
-class Planned(Struct, frozen=True):
-    """What is known before anything is made."""
-
-    options: ClusterSpec
-    found: Survey
-    api: Api
-    engine: str
-    """What makes the machines, for people."""
-    address: Future[str]
-    """This machine's, as the internet sees it; "" where nobody has to know."""
-    spot: bool
-    """Whether new workers are priced as spot instances."""
 
 
 class Estimate(Struct, frozen=True):
@@ -84,9 +61,7 @@ class Estimate(Struct, frozen=True):
 
 
 def estimate(
-    api: Api,
     found: Survey,
-    cloud: CloudSpec,
     old: Sequence[Charge],
     now: float,
     *,
@@ -96,16 +71,17 @@ def estimate(
 ) -> Estimate:
     """`old`: the charges so far. `spot`: whether the workers are to be spot instances, but for
     those in `on_demand`, which are started again as what they are."""
+    cloud = found.options.cloud
 
     def charge(zones: Sequence[str]) -> tuple[tuple[Charge, ...], dict[str, prices.Quote]]:
-        quoted = quote_machines(api, found, zones, report)
+        quoted = quote_machines(found, zones, report)
         hidden = cloud.private and cloud.instance_connect
         new = prices.build_charges(
             found.machines, quoted, now, private=cloud.private, hidden=hidden
         )
         merged = prices.merge(old, new, now)
         if zones and on_demand:
-            merged = requote(api, found, merged, on_demand, "", report)
+            merged = requote(found, merged, on_demand, "", report)
         return merged, quoted
 
     usual, quoted = charge(found.zones[:1] if spot else ())
@@ -117,7 +93,7 @@ def estimate(
 
 
 def describe_plan(
-    planned: Planned,
+    found: Survey,
     cost: Estimate,
     *,
     ssh: str,
@@ -127,11 +103,10 @@ def describe_plan(
 ) -> Iterator[str]:
     """The plan, line by line: where the machines go, what they cost and when they end. `ssh`: who
     may connect; `stopped`: the machines that start again."""
-    api, found, cloud = planned.api, planned.found, planned.options.cloud
+    api, options, cloud = found.api, found.options, found.options.cloud
     others = f" (then {', '.join(found.zones[1:])})" if len(found.zones) > 1 else ""
     yield (
-        f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others};"
-        f" {planned.engine}"
+        f"AWS account {found.account}, {api.region}, zone {found.zones[0]}{others}; {found.engine}"
     )
     for zone, place in found.subnets.items():
         apart = place.launcher != place.workers
@@ -173,7 +148,7 @@ def describe_plan(
                 f" runs at {baseline} % of its speed; {catalog.FAMILIES['cpu'].instance_type}"
                 " always runs at full speed"
             )
-    if planned.options.runtime is Runtime.HOST:
+    if options.runtime is Runtime.HOST:
         yield (
             "ranks run on the machines themselves (--runtime host), in a Python environment that is"
             " installed there; --runtime docker runs them in containers"
@@ -185,7 +160,7 @@ def describe_plan(
                 f"the image of {own.maker}" if own.maker not in ("", found.owner) else "your image"
             )
             yield f"{workers} workers have nothing to install: {whose} {own.name} ({own.id})"
-        elif not (cloud.ami or planned.options.name.startswith(f"{MAKES_IMAGE}{workers}-")):
+        elif not (cloud.ami or options.name.startswith(f"{MAKES_IMAGE}{workers}-")):
             yield (
                 f"`clusterctl image ami {workers}` makes a machine image with which {workers}"
                 " workers have nothing to install"

@@ -358,9 +358,11 @@ def _check_image(machine: PlannedMachine, image: Image) -> None:
 class Survey(Struct, frozen=True, kw_only=True):
     """What AWS has for us. `zones` are to be tried in this order, `amis` are by kind of node,
     `placement` are the types that may be in a cluster placement group; `subnets` are by zone, none
-    where the cluster makes a network of its own."""
+    where the cluster makes a network of its own; `instances` are those that there are."""
 
     account: str
+    options: ClusterSpec
+    api: Api
     machines: tuple[PlannedMachine, ...]
     types: Mapping[str, InstanceType]
     zones: tuple[str, ...]
@@ -374,6 +376,11 @@ class Survey(Struct, frozen=True, kw_only=True):
     """Whether the cluster makes a NAT gateway, for workers without public addresses."""
     endpoint: Existing | None = None
     """What SSH comes through, where somebody else keeps it."""
+    instances: tuple[Instance, ...] = ()
+    engine: str = ""
+    """What makes the machines, for people."""
+    address: Callable[[], str] = lambda: ""
+    """This machine's, as the internet sees it; "" where nobody has to know."""
 
 
 def survey(
@@ -429,6 +436,8 @@ def survey(
         network.result()
     return Survey(
         account=by_account,
+        options=options,
+        api=api,
         owner=api.owner,
         machines=size(machines),
         types=types,
@@ -443,36 +452,32 @@ def survey(
 
 
 def survey_cluster(
-    api: Api,
-    options: ClusterSpec,
-    current: Cluster | None,
-    report: Reporter,
-) -> tuple[Survey, list[Instance]]:
+    api: Api, options: ClusterSpec, current: Cluster | None, report: Reporter
+) -> Survey:
     """Also the machines there are: by AWS, for a record may have been cut off."""
     if current:
         # It tells soonest that nobody answers; the survey asks it again, beside other questions.
         spec.check_account(current, api.find_account())
     running = find_instances(api, current.id) if current else []
-    instances = [item for item in running if item.node]
+    instances = tuple(item for item in running if item.node)
     zone = instances[0].zone if instances else ""
     settled = bool(current and current.nodes)
     if current and instances:
         spec.check_settings(options, current, zone if settled else "")
     there = {item.subnet for item in instances} if settled else set()
     hidden = options.cloud.private and not options.cloud.instance_connect
+    asked = options
     if there and (options.cloud.vpc or options.cloud.subnet) and not hidden:
         # Further machines go where the others are.
-        options = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
+        asked = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
     present = {item.node: item.type for item in instances}
     id = current.id if current else ""
     charges = current.charges if current else ()
     disks = spec.read_disks(charge for charge in charges if charge.node in present)
-    found = survey(api, options, present, zone if settled else "", report, there, id, disks)
-    if zone in found.zones:
-        # An `up` that was cut off goes on there, and may still leave for where there is room.
-        others = (other for other in found.zones if other != zone)
-        found = replace(found, zones=(zone, *others))
-    return found, instances
+    found = survey(api, asked, present, zone if settled else "", report, there, id, disks)
+    # An `up` that was cut off goes on in its zone, and may still leave for where there is room.
+    zones = tuple(sorted(found.zones, key=lambda other: other != zone))
+    return replace(found, options=options, instances=instances, zones=zones)
 
 
 NOTICED = 30.0

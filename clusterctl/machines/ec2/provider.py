@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from clusterctl.core import assets
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import (
@@ -29,8 +31,8 @@ from clusterctl.machines.ec2 import ledger, network, preflight, saved, schedules
 from clusterctl.machines.ec2 import plan as ec2_plan
 from clusterctl.machines.ec2 import remove as ec2_remove
 from clusterctl.machines.ec2 import spec as ec2_spec
-from clusterctl.machines.ec2.api import STOPPED, Api, Instance, choose_region
-from clusterctl.machines.ec2.plan import Planned
+from clusterctl.machines.ec2.api import STOPPED, Api, choose_region
+from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.protocol import (
     LAUNCHER,
     CheckRow,
@@ -71,7 +73,7 @@ class Ec2Provider(Cloud):
         self._connect = connect
         self._clock = clock
         self._my_address = my_address
-        self._planned: dict[str, Planned] = {}
+        self._surveys: dict[str, Survey] = {}
         self._nodes = NodePhases()
 
     def observe(self, nodes: NodePhases) -> None:
@@ -86,10 +88,10 @@ class Ec2Provider(Cloud):
         ahead: Path | None = None,
     ) -> ProviderPlan:
         ec2_spec.require_record(current)
-        planned, instances = self._survey(spec, current, report)
-        options, found, api = planned.options, planned.found, planned.api
-        present = {item.node: item.type for item in instances}
-        stopped = {item.node for item in instances if item.state in STOPPED}
+        found = self._survey(spec, current, report)
+        options, api = found.options, found.api
+        present = {item.node: item.type for item in found.instances}
+        stopped = {item.node for item in found.instances if item.state in STOPPED}
         names = [m.name for m in found.machines if m.name not in present or m.name in stopped]
         now = self._clock() - preflight.check_clock(api.ahead, report)
         old: tuple[Charge, ...] = ()
@@ -98,31 +100,26 @@ class Ec2Provider(Cloud):
             mine = Home(ahead).clusters / current.name if ahead else None
             things = ledger.list_things(api, current, mine)
             old = machines_ledger.settle(current, machines_ledger.add(mine, current, things, now))
-        restarted = {item.node for item in instances if item.node in stopped and not item.spot}
-        cost = ec2_plan.estimate(
-            *(api, found, options.cloud, old, now),
-            spot=planned.spot,
-            on_demand=restarted,
-            report=report,
-        )
+        restarted = {i.node for i in found.instances if i.node in stopped and not i.spot}
+        spot = options.cloud.spot and not ec2_plan.has_fallen_back(found.instances)
+        cost = ec2_plan.estimate(found, old, now, spot=spot, on_demand=restarted, report=report)
         charges.check_hourly(options.cloud.max_hourly, cost.dear)
         ec2_spec.check_stopped(current, present, stopped, now)
         if options.cloud.instance_connect:
             ssh = tunnels.describe_endpoints(found.endpoint)
         else:
             before = "the same networks" * bool(current)
-            ask = planned.address.result
-            _, ssh = network.resolve_ssh_cidr(options.cloud.ssh_cidr, before, ask)
+            _, ssh = network.resolve_ssh_cidr(options.cloud.ssh_cidr, before, found.address)
         deadline = ec2_spec.choose_deadline(options, current, present, cost.dear, now)
         if ahead:
-            self._planned[options.name] = planned
+            self._surveys[options.name] = found
         return ProviderPlan(
             mode="ec2",
-            mode_reason=ec2_plan.name_mode(api.region, planned.spot),
+            mode_reason=ec2_plan.name_mode(api.region, spot),
             one_host=False,
             lines=tuple(
                 ec2_plan.describe_plan(
-                    planned,
+                    found,
                     cost,
                     ssh=ssh,
                     stopped=stopped,
@@ -144,9 +141,8 @@ class Ec2Provider(Cloud):
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
         ec2_create.check_state(cluster, folder)
-        planned = self._planned.get(cluster.name)
-        planned = planned or self._survey(cluster.spec, cluster, report)[0]
-        return ec2_create.create(planned, cluster, folder, self._nodes, report)
+        found = self._surveys.get(cluster.name) or self._survey(cluster.spec, cluster, report)
+        return ec2_create.create(found, cluster, folder, self._nodes, report)
 
     def list_left(self, cluster: Cluster, folder: Path) -> tuple[Resource, ...]:
         return ec2_remove.find_tagged(self._open_api(cluster, folder), cluster.id)
@@ -293,10 +289,8 @@ class Ec2Provider(Cloud):
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         ec2_create.destroy(self._open_api(cluster, folder), cluster, folder, report)
 
-    def _survey(
-        self, spec: ClusterSpec, current: Cluster | None, report: Reporter
-    ) -> tuple[Planned, Sequence[Instance]]:
-        """What has to be known before anything is made, and the machines there are."""
+    def _survey(self, spec: ClusterSpec, current: Cluster | None, report: Reporter) -> Survey:
+        """What has to be known before anything is made."""
         options = ec2_spec.resolve_rules(spec, current)
         binary = terraform_binary.find_terraform()
         if options.cloud.instance_connect:
@@ -304,9 +298,8 @@ class Ec2Provider(Cloud):
         known = options.cloud.ssh_cidr or options.cloud.instance_connect
         address = run_in_background(lambda: "" if known else self._my_address())
         api = self._connect(options.cloud.region)
-        found, instances = preflight.survey_cluster(api, options, current, report)
-        spot = options.cloud.spot and not ec2_plan.has_fallen_back(instances)
-        return Planned(options, found, api, binary.name, address, spot), instances
+        found = preflight.survey_cluster(api, options, current, report)
+        return replace(found, engine=binary.name, address=address.result)
 
     def _open_api(self, cluster: Cluster, folder: Path) -> Api:
         """Where the cluster is, and in its account."""
