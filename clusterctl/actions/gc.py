@@ -17,7 +17,7 @@ from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.core.model import ID_PATTERN, Cluster, Reporter
 from clusterctl.errors import ProviderError, RecordError, UsageError
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import Cloud, Resource, describe_resources
+from clusterctl.machines.protocol import Resource, describe_resources
 from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
@@ -116,7 +116,7 @@ def remove(store: Store, orphan: Orphan, report: Reporter) -> bool:
         if orphan.id in _list_known(store):
             report(f"{orphan.id} now has a record here; keeping it")
             return False
-        _load_cloud().remove(orphan.id, orphan.region, report)
+        providers.load_cloud().remove(orphan.id, orphan.region, report)
     return True
 
 
@@ -180,22 +180,16 @@ def adopt(store: Store, orphan: Orphan, report: Reporter) -> Cluster:
     name = orphan.name
     with ClusterLock(store.home, name, "gc", report):
         _require_free(store, name)
-        cluster = _load_cloud().adopt(orphan.id, name, orphan.region)
+        cluster = providers.load_cloud().adopt(orphan.id, name, orphan.region)
         store.save(cluster)
         store.add_event(name, "adopted", id=orphan.id)
     return cluster
 
 
-def _load_cloud() -> Cloud:
-    """The provider that finds clusters by tag."""
-    found = map(providers.load_provider, providers.PROVIDERS)
-    return next(provider for provider in found if isinstance(provider, Cloud))
-
-
 def _find_owner() -> str:
     """Who we are; "" where that is not told."""
     try:
-        return _load_cloud().find_owner()
+        return providers.load_cloud().find_owner()
     except ProviderError:
         return ""
 
@@ -221,7 +215,8 @@ def _find_tagged(
     record, as far as they could be searched; every cluster with our tag in them, known or not; and
     an error for each of the others, and where nobody tells which regions there are. Raises the
     first where no region could be searched."""
-    cloud, regions, errors = _load_cloud(), tuple(dict.fromkeys(wanted)), list[ProviderError]()
+    cloud = providers.load_cloud()
+    regions, errors = tuple(dict.fromkeys(wanted)), list[ProviderError]()
     if not regions:
         usual, why = cloud.find_usual_region(), ""
         enabled: tuple[str, ...] = ()
@@ -266,7 +261,7 @@ def _list_recorded(store: Store) -> set[str]:
 
 def _list_known(store: Store) -> set[str]:
     """The same, with those whose record is damaged or gone: `down` still knows them."""
-    kept, cloud = set[str](), _load_cloud()
+    kept, cloud = set[str](), providers.load_cloud()
     for name in store.list_names():
         with suppress(RecordError):  # nothing tells which it is: it can be found here alone
             kept |= cloud.find_ids(store.locate_folder(name))

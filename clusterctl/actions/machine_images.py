@@ -22,7 +22,7 @@ from clusterctl.core.model import (
 )
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from clusterctl.machines import providers
-from clusterctl.machines.protocol import MAKES_IMAGE, Cloud, SavedImage
+from clusterctl.machines.protocol import MAKES_IMAGE, SavedImage
 from clusterctl.options.kinds import EC2
 from clusterctl.state.store import Store
 
@@ -35,14 +35,8 @@ SMALLEST = {"cpu": "c7i.large"}
 """Beside its launcher that fits the 5 vCPUs of a new account."""
 
 
-def load_cloud() -> Cloud:
-    provider = providers.load_provider(EC2.owner)
-    assert isinstance(provider, Cloud)
-    return provider
-
-
 def list_images(region: str) -> tuple[SavedImage, ...]:
-    cloud = load_cloud()
+    cloud = providers.load_cloud()
     return cloud.list_saved(region or cloud.find_usual_region())
 
 
@@ -51,7 +45,7 @@ def remove_images(
 ) -> tuple[SavedImage, ...]:
     """Removes those for that kind of workers, and with `everyones` also those that other users of
     the account have made. Raises UsageError for no."""
-    cloud = load_cloud()
+    cloud = providers.load_cloud()
     region = region or cloud.find_usual_region()
     found = tuple(image for image in cloud.list_saved(region) if image.kind == kind)
     mine = cloud.find_owner() if found and not everyones else ""
@@ -78,7 +72,7 @@ def make_image(
 ) -> SavedImage:
     """The image that new workers of that kind are made from: the one there is, else a new one.
     Whatever happens, no machine and no half of an image stays."""
-    aws = load_cloud()
+    aws = providers.load_cloud()
     region = cloud.region or aws.find_usual_region()
     family = next(row.name for row in catalog.FAMILIES.values() if row.image == kind)
     spec = ClusterSpec(
@@ -134,7 +128,7 @@ def _report_price(image: SavedImage, report: Reporter) -> None:
 def _forget(store: Store, cluster: Cluster) -> None:
     """Removes from the worker what is not for machines of other clusters."""
     worker = cluster.workers[0]
-    script = load_cloud().render_forgetting(worker)
+    script = providers.load_cloud().render_forgetting(worker)
     with open_pool(store, cluster) as pool:
         [result] = pool.run(
             "exec /bin/sh -s", [worker.name], stdin=script.encode(), timeout=FORGET_LIMIT

@@ -169,8 +169,8 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
 
     def find_ending() -> str:
         """The machines that are ending, or have to: `up` would keep them."""
-        cloud, folder = providers.load_cloud(cluster), store.locate_folder(cluster.name)
-        ending = cloud.list_ending(cluster, folder, reclaimed)
+        cloud = providers.load_cloud(cluster.spec.provider)
+        ending = cloud.list_ending(cluster, store.locate_folder(cluster.name), reclaimed)
         going = ", ".join(name for name in lost if name in ending)
         return (
             "" if not going or ended.passed else f"waiting until the machine of {going} has ended"

@@ -14,7 +14,7 @@ from clusterctl.errors import RecordError, UsageError
 from clusterctl.machines import ledger
 from clusterctl.machines.ledger import Sighting
 from clusterctl.options.batch import BATCH_SYSTEMS
-from clusterctl.options.kinds import PROVIDER_OPTIONS
+from clusterctl.options.kinds import EC2, PROVIDER_OPTIONS
 
 if TYPE_CHECKING:  # `status` needs no provider
     from clusterctl.machines.protocol import Cloud, Provider
@@ -71,15 +71,16 @@ def find_ids(folder: Path) -> Iterator[tuple[str, str]]:
             yield from ((name, id) for id in sorted(load_provider(name).find_ids(folder)))
 
 
-def load_cloud(cluster: Cluster) -> Cloud:
-    """Who bills a cluster that has charges."""
-    return cast("Cloud", load_provider(cluster.spec.provider))
+def load_cloud(name: str = EC2.owner) -> Cloud:
+    """Who bills clusters that have charges, and finds them by their tags."""
+    return cast("Cloud", load_provider(name))
 
 
 def look(cluster: Cluster, folder: Path, now: float) -> tuple[Sighting, ...]:
     """Asks whoever bills a cluster what there is, and notes it: all looks so far. Raises the
     provider's error."""
-    return ledger.add(folder, cluster, load_cloud(cluster).list_things(cluster, folder), now)
+    things = load_cloud(cluster.spec.provider).list_things(cluster, folder)
+    return ledger.add(folder, cluster, things, now)
 
 
 def settle(cluster: Cluster, folder: Path, now: float) -> Cluster:

@@ -363,7 +363,7 @@ def read_image(item: dict[str, Any]) -> Image:
         device=root or _ROOT,
         name=item.get("Name", ""),
         platform=item.get("PlatformDetails") or item.get("Platform", "").capitalize(),
-        maker=next((tag["Value"] for tag in item.get("Tags", ()) if tag["Key"] == OWNER_TAG), ""),
+        maker=read_tags(item).get(OWNER_TAG, ""),
     )
 
 
@@ -376,7 +376,7 @@ def _read_end(reason: str) -> float | None:
 
 
 def read_instance(item: dict[str, Any]) -> Instance:
-    tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
+    tags = read_tags(item)
     launched = item.get("LaunchTime")
     reason = str(item.get("StateTransitionReason", ""))
     disks = [disk.get("Ebs", {}) for disk in item.get("BlockDeviceMappings", ())]
@@ -441,6 +441,11 @@ def add(before: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
 def as_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
     """As calls of the API take them."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def read_tags(item: Mapping[str, Any]) -> dict[str, str]:
+    """Of what EC2 describes."""
+    return {tag["Key"]: str(tag["Value"]) for tag in item.get("Tags", item.get("TagSet", ()))}
 
 
 def filter_by_cluster(cluster_id: str) -> dict[str, Any]:
@@ -893,19 +898,14 @@ def label(api: Api, cluster_id: str, key: str, value: str) -> None:
     mine = [{"Name": "key", "Values": [TAG]}, {"Name": "value", "Values": [cluster_id]}]
     found = [item["ResourceId"] for item in api.list_all("describe_tags", "Tags", Filters=mine)]
     for ids in split(found, MOST_TAGGED):
-        if not _label_if_there(api, ids, key, value):
+        if not label_if_there(api, ids, key, value):
             # One that is gone, and whose tags are still shown, keeps the others from theirs.
             for id in ids:
-                _label_if_there(api, [id], key, value)
+                label_if_there(api, [id], key, value)
 
 
-def label_resource(api: Api, id: str, key: str, value: str) -> None:
-    """Gives one resource a tag, where it is still there."""
-    _label_if_there(api, [id], key, value)
-
-
-def _label_if_there(api: Api, ids: Sequence[str], key: str, value: str) -> bool:
-    """Whether all of them are."""
+def label_if_there(api: Api, ids: Sequence[str], key: str, value: str) -> bool:
+    """Gives resources a tag, where all of them are still there: returns whether they are."""
     try:
         api.call("create_tags", Resources=ids, Tags=as_list({key: value}))
     except RefusedByAws as refused:

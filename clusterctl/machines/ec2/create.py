@@ -320,8 +320,9 @@ def make_attempts(
     already never moves. Zones that AWS names as having room are tried first. In others, after the
     first, the workers come before the launcher: that one would be made and ended in each. (In the
     first, workers that wait for it would cost more than a minute of it does.)"""
-    state, cloud, zones = order.state, order.found.options.cloud, order.found.zones
-    running = find_instances(order.found.api, order.cluster.id)
+    state, api, zones = order.state, order.found.api, order.found.zones
+    cloud = order.found.options.cloud
+    running = find_instances(api, order.cluster.id)
     settled = any(order.cluster.has(item.node) for item in running)
     if settled:
         state.spot = state.spot or any(item.spot for item in running)
@@ -350,7 +351,7 @@ def make_attempts(
                 made = apply(
                     runner,
                     {**variables, **launcher},
-                    order.found.api,
+                    api,
                     order.cluster.id,
                     report,
                     may_go=partial(_list_removable, order, runner),
@@ -364,16 +365,15 @@ def make_attempts(
             named = refusals.count_named_zones(said)
             # What it says of one market says nothing of the other.
             todo.sort(key=lambda to: (1, 0) if to[0] != spot else (0, -named[to[1]]))
-            ledger.record_sighting(
-                order.found.api, order.cluster, order.folder
-            )  # what goes now costs, too
+            # What goes now costs, too.
+            ledger.record_sighting(api, order.cluster, order.folder)
             if not todo:
                 raise _give_up(order, tried, known, settled) from error
         else:
             state.unfinished = False
             spec.save_state(order.folder, state)
             return list(made["nodes"])
-        running = find_instances(order.found.api, order.cluster.id)
+        running = find_instances(api, order.cluster.id)
         if settled:
             there = {item.node for item in running}
             new = [n for n in _list_on_demand(order, todo[0][0], running) if n not in there]
@@ -534,18 +534,6 @@ _ACCELERATORS = {"nvidia": Accelerator.NVIDIA, "amd": Accelerator.AMD}
 """What the machine image is for. The facts tell later whether it is there."""
 
 
-def check_state(cluster: Cluster, folder: Path) -> None:
-    """Raises ProviderError where Terraform would make all machines a second time."""
-    state_folder = folder / "terraform"
-    if not terraform_folder.list_resources(state_folder, cluster.name) and cluster.nodes:
-        raise ProviderError(
-            f"the Terraform state of cluster {cluster.name} is lost: its folder"
-            f" {state_folder} holds none",
-            hint=f"`clusterctl down {cluster.name}` finds the cluster by its tags and removes"
-            " it without the state",
-        )
-
-
 def create(
     found: Survey, cluster: Cluster, folder: Path, phases: NodePhases, report: Reporter
 ) -> Created:
@@ -562,7 +550,11 @@ def create(
     runner.copy(spec.find_module())
     runner.init()
     if known:
-        _remove_unknown(api, cluster, folder, runner, report)
+        # What was being made when Terraform was stopped may exist without its knowing. It goes into
+        # the ledger with its beginning, and then with its end: nobody else will be told.
+        ledger.record_sighting(api, cluster, folder)
+        remove_unknown(api, cluster.id, runner, report)
+        ledger.record_sighting(api, cluster, folder)
         start_stopped(api, cluster.id, report)
     host_keys = ec2_host_keys.HostKeys(folder)
     preload()
@@ -618,8 +610,15 @@ def read_consoles(api: Api, machines: Mapping[str, str]) -> dict[str, tuple[str,
 
 
 def _check_nodes(api: Api, cluster: Cluster, runner: terraform_folder.Terraform) -> None:
-    """Raises ProviderError where a node runs that Terraform does not know: what is unknown is
-    removed, and jobs may run on nodes."""
+    """Raises ProviderError where Terraform would make all machines a second time, and where a node
+    runs that it does not know: what is unknown is removed, and jobs may run on nodes."""
+    if cluster.nodes and not runner.list_resources():
+        raise ProviderError(
+            f"the Terraform state of cluster {cluster.name} is lost: its folder"
+            f" {runner.folder} holds none",
+            hint=f"`clusterctl down {cluster.name}` finds the cluster by its tags and removes it"
+            " without the state",
+        )
     state = runner.state
     nodes = {node.machine: node.name for node in cluster.nodes if node.machine not in state}
     if lost := [nodes[item.id] for item in find_instances(api, cluster.id) if item.id in nodes]:
@@ -629,17 +628,6 @@ def _check_nodes(api: Api, cluster: Cluster, runner: terraform_folder.Terraform)
             hint=f"`clusterctl fetch` saves outputs, then `clusterctl down {cluster.name}` removes"
             " the whole cluster",
         )
-
-
-def _remove_unknown(
-    api: Api, cluster: Cluster, folder: Path, runner: terraform_folder.Terraform, report: Reporter
-) -> None:
-    """What was being made when Terraform was stopped may exist without its knowing. It goes into
-    the ledger with its beginning before it is removed, and with its end then: nobody else will be
-    told."""
-    ledger.record_sighting(api, cluster, folder)
-    remove_unknown(api, cluster.id, runner, report)
-    ledger.record_sighting(api, cluster, folder)
 
 
 def _find_tunnel(row: dict[str, Any], found: Survey) -> str:

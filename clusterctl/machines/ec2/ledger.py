@@ -36,6 +36,7 @@ from clusterctl.machines.ec2.api import (
     Api,
     Instance,
     filter_by_cluster,
+    read_tags,
 )
 from clusterctl.machines.ec2.spec import LAUNCHER_DISK, PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
@@ -115,7 +116,7 @@ def _list_network(api: Api, cluster: Cluster, guarded: bool) -> Iterator[Thing]:
 def _read_gateway(row: dict[str, Any]) -> Thing:
     made, end = row.get("CreateTime"), row.get("DeleteTime")
     there = row.get("State") in ("pending", "available")
-    if row.get("FailureCode") or any(tag["Key"] == UNUSED_TAG for tag in row.get("Tags", ())):
+    if row.get("FailureCode") or UNUSED_TAG in read_tags(row):
         end = made
     return Thing(
         id=row["NatGatewayId"],

@@ -15,7 +15,7 @@ from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import CloudSpec, ClusterSpec
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines.ec2 import api as ec2_api
-from clusterctl.machines.ec2.api import TAG, Api, check_making
+from clusterctl.machines.ec2.api import TAG, Api, check_making, read_tags
 
 _ANYWHERE, _OPEN, _OUTWARDS = "0.0.0.0/0", "off", "block-ingress"
 _WAYS = (
@@ -204,7 +204,6 @@ def _list_by(api: Api, action: str, key: str, name: str, values: Collection[str]
 
 
 def _read_subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Subnet:
-    tags = {tag["Key"]: tag["Value"] for tag in item.get("Tags", ())}
     routes = _list_routes(item["SubnetId"], tables)
     return Subnet(
         id=item["SubnetId"],
@@ -214,7 +213,7 @@ def _read_subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -
         public=any(_find_way_out(route).startswith("igw-") for route in routes),
         out=next(filter(None, map(_find_way_out, routes)), ""),
         blocked=item.get("BlockPublicAccessStates", {}).get("InternetGatewayBlockMode", _OPEN),
-        cluster=tags.get(TAG, ""),
+        cluster=read_tags(item).get(TAG, ""),
     )
 
 

@@ -104,29 +104,22 @@ class Ec2Provider(Cloud):
         spot = options.cloud.spot and not ec2_plan.has_fallen_back(found.instances)
         cost = ec2_plan.estimate(found, old, now, spot=spot, on_demand=restarted, report=report)
         charges.check_hourly(options.cloud.max_hourly, cost.dear)
-        ec2_spec.check_stopped(current, present, stopped, now)
         if options.cloud.instance_connect:
             ssh = tunnels.describe_endpoints(found.endpoint)
         else:
             before = "the same networks" * bool(current)
             _, ssh = network.resolve_ssh_cidr(options.cloud.ssh_cidr, before, found.address)
-        deadline = ec2_spec.choose_deadline(options, current, present, cost.dear, now)
+        deadline = ec2_spec.choose_deadline(options, current, present, cost.dear, now, stopped)
+        lines = ec2_plan.describe_plan(
+            found, cost, ssh=ssh, stopped=stopped, deadline=deadline, now=now
+        )
         if ahead:
             self._surveys[options.name] = found
         return ProviderPlan(
             mode="ec2",
             mode_reason=ec2_plan.name_mode(api.region, spot),
             one_host=False,
-            lines=tuple(
-                ec2_plan.describe_plan(
-                    found,
-                    cost,
-                    ssh=ssh,
-                    stopped=stopped,
-                    deadline=deadline,
-                    now=now,
-                )
-            ),
+            lines=tuple(lines),
             spec=options,
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines)),
             saved=found.saved,
@@ -140,7 +133,6 @@ class Ec2Provider(Cloud):
         )
 
     def create(self, cluster: Cluster, folder: Path, report: Reporter) -> Created:
-        ec2_create.check_state(cluster, folder)
         found = self._surveys.get(cluster.name) or self._survey(cluster.spec, cluster, report)
         return ec2_create.create(found, cluster, folder, self._nodes, report)
 

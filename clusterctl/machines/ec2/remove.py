@@ -26,8 +26,9 @@ from clusterctl.machines.ec2.api import (
     TAG,
     Api,
     filter_by_cluster,
-    label_resource,
+    label_if_there,
     read_deadline,
+    read_tags,
     split,
 )
 from clusterctl.machines.protocol import Resource, describe_resources
@@ -120,7 +121,7 @@ def _compute_hourly(kind: Kind, item: dict[str, Any], rates: prices.Rates) -> fl
 def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resource]]:
     by_tag = filter_by_cluster(cluster_id) if cluster_id else {"Name": "tag-key", "Values": [TAG]}
     vpcs = {
-        item["VpcId"]: _read_tags(item)
+        item["VpcId"]: read_tags(item)
         for item in api.list_all("describe_vpcs", "Vpcs", Filters=[by_tag])
     }
     found: dict[tuple[str, str], tuple[Kind, dict[str, Any], Resource]] = {}
@@ -132,7 +133,7 @@ def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resour
             for item in _list_items(api, kind, search):
                 if _goes_by_itself(kind, item) or not item.get(kind.id):
                     continue
-                own = _read_tags(item)
+                own = read_tags(item)
                 tags = own if TAG in own else vpcs.get(_read_vpc(item), own)
                 left = Resource(
                     kind.name,
@@ -179,10 +180,6 @@ def _list_items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[s
             state = inner.get("State", inner.get("Status", ""))
             if (state["Name"] if isinstance(state, dict) else state).lower() not in kind.gone:
                 yield inner
-
-
-def _read_tags(item: dict[str, Any]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in item.get("Tags", item.get("TagSet", ()))}
 
 
 def _read_vpc(item: dict[str, Any]) -> str:
@@ -340,7 +337,7 @@ def _remove_one(api: Api, kind: Kind, item: dict[str, Any], id: str) -> None:
         api.call(kind.remove, **{kind.id: id})
         if kind.name == GATEWAY and item.get("State") == "pending":
             with suppress(ProviderError):  # it counts as if it had been there
-                label_resource(api, id, ec2_api.UNUSED_TAG, "true")
+                label_if_there(api, [id], ec2_api.UNUSED_TAG, "true")
 
 
 def _list_before(kind: Kind, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

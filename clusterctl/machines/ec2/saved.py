@@ -16,7 +16,7 @@ from clusterctl.core.model import ClusterSpec, Reporter, Runtime
 from clusterctl.errors import ProviderError
 from clusterctl.machines import registry
 from clusterctl.machines.ec2 import prices
-from clusterctl.machines.ec2.api import OWNER_TAG, TAG, Api, as_list
+from clusterctl.machines.ec2.api import OWNER_TAG, TAG, Api, as_list, read_tags
 from clusterctl.machines.ec2.refusals import RefusedByAws
 from clusterctl.machines.protocol import SavedImage
 
@@ -50,7 +50,7 @@ def list_images(api: Api) -> tuple[SavedImage, ...]:
 
 def _read(row: Mapping[str, Any], price: float | None) -> SavedImage:
     disks = [disk["Ebs"] for disk in row.get("BlockDeviceMappings", ()) if "Ebs" in disk]
-    tags = {tag["Key"]: tag["Value"] for tag in row.get("Tags", ())}
+    tags = read_tags(row)
     gib = sum(int(disk.get("VolumeSize", 0)) for disk in disks)
     return SavedImage(
         id=row["ImageId"],

@@ -309,6 +309,7 @@ def choose_deadline(
     present: Mapping[str, str],
     charges: Sequence[Charge],
     now: float,
+    stopped: Collection[str] = (),
 ) -> float:
     """When every node ends itself: as the machines that run have it from their first minute, else
     from --ttl and --budget, whichever is nearer.
@@ -319,7 +320,7 @@ def choose_deadline(
     if current and present and current.deadline:
         armed = current.deadline
         if armed <= now:
-            raise _make_overdue_error(current, present, armed)
+            raise _make_overdue_error(current, armed, present, stopped)
         if options.ttl != current.spec.ttl:
             raise UsageError(
                 f"the machines of cluster {options.name} end at {format_time(armed)}, and `up` does"
@@ -327,7 +328,8 @@ def choose_deadline(
                 hint=f"leave --ttl out; `clusterctl extend {options.name} --ttl …` moves it",
             )
         changed = options.cloud.budget != current.spec.cloud.budget
-        if options.cloud.budget and (changed or _has_more(charges, present)):
+        more = any(one.until is None and one.node not in present for one in charges)
+        if options.cloud.budget and (changed or more):
             machines_charges.check_until(options, charges, armed, now)
         return armed
     seconds = options.ttl or catalog.DEFAULT_TTL
@@ -345,43 +347,19 @@ def _check_ttl(seconds: float) -> None:
         )
 
 
-def check_stopped(
-    current: Cluster | None, present: Collection[str], stopped: Collection[str], now: float
-) -> None:
-    """Raises UsageError where all machines are stopped and their deadline is over: they would end
-    themselves as soon as they boot."""
-    if (
-        current
-        and current.deadline
-        and current.deadline <= now
-        and present
-        and set(present) == set(stopped)
-    ):
-        raise UsageError(
-            f"the stopped machines of cluster {current.name} should have ended at"
-            f" {format_time(current.deadline)}",
-            hint=f"`clusterctl down {current.name}` removes them",
-        )
-
-
-def _make_overdue_error(current: Cluster, present: Mapping[str, str], armed: float) -> UsageError:
-    """`extend` needs nodes on record; what is none yet can only go."""
-    name, known = current.name, all(map(current.has, present))
+def _make_overdue_error(
+    current: Cluster, armed: float, present: Collection[str], stopped: Collection[str]
+) -> UsageError:
+    """Stopped machines would end themselves as soon as they boot. `extend` needs nodes on record;
+    what is none yet can only go."""
+    name, paused = current.name, set(present) == set(stopped)
+    keeps = f"`clusterctl extend {name} --ttl …` keeps them, "
     return UsageError(
-        f"the machines of cluster {name} should have ended at {format_time(armed)}, and are still"
-        " running",
-        hint=(f"`clusterctl extend {name} --ttl …` keeps them, " if known else "")
+        f"the {'stopped ' * paused}machines of cluster {name} should have ended at"
+        f" {format_time(armed)}" + ", and are still running" * (not paused),
+        hint=keeps * (not paused and all(map(current.has, present)))
         + f"`clusterctl down {name}` removes them",
     )
-
-
-def _has_more(charges: Sequence[Charge], present: Mapping[str, str]) -> bool:
-    return any(charge.until is None and charge.node not in present for charge in charges)
-
-
-# -------------------------------------------------------------------------------------------------
-# Terraform with our module `infra/ec2`, in the folder of a cluster: how it is started, what it has
-# made there, and what it does, in lines for people.
 
 
 # -------------------------------------------------------------------------------------------------
@@ -423,6 +401,8 @@ def _locate_file(folder: Path) -> Path:
 
 
 # -------------------------------------------------------------------------------------------------
+# Terraform with our module `infra/ec2`, in the folder of a cluster: how it is started, what it has
+# made there, and what it does, in lines for people.
 
 
 def find_module() -> Path:

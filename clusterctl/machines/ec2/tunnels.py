@@ -12,7 +12,7 @@ from msgspec import Struct
 from clusterctl import process
 from clusterctl.core.model import ClusterSpec
 from clusterctl.errors import ProviderError, UsageError
-from clusterctl.machines.ec2.api import TAG, Api, check_making
+from clusterctl.machines.ec2.api import TAG, Api, check_making, read_tags
 
 OLDEST = (2, 12)
 """The first AWS CLI that opens tunnels."""
@@ -78,8 +78,7 @@ def check_endpoints(api: Api, options: ClusterSpec, id: str, *, there: bool) -> 
         of_vpc = [{"Name": "vpc-id", "Values": [subnets[0]["VpcId"]]}]
         found = api.list_all(action, key, Filters=of_vpc)
         for item in (item for item in found if item["State"] not in _GONE):
-            tags = {tag["Key"]: str(tag["Value"]) for tag in item.get("Tags", ())}
-            owner = tags.get(TAG, "")
+            owner = read_tags(item).get(TAG, "")
             return None if owner and owner == id else _use(item, owner)
     if subnets and not there:
         subnet = min(str(item["SubnetId"]) for item in subnets)
