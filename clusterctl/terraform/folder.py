@@ -127,20 +127,20 @@ class _Managed(Struct):
     instances: list[_Instance] = field(default_factory=list)
 
 
-class _State(Struct):
+class _StateFile(Struct):
     """A state file, as far as we look at it."""
 
     resources: list[_Managed] = field(default_factory=list)
 
 
-def read_state(folder: Path, cluster: str) -> _State:
+def read_state(folder: Path, cluster: str) -> _StateFile:
     """An empty file is what a Terraform leaves that was killed in its first plan. Raises
     TerraformError for one that is damaged."""
     path = folder / STATE
     try:
-        return msgspec.json.decode(path.read_bytes() or b"{}", type=_State)
+        return msgspec.json.decode(path.read_bytes() or b"{}", type=_StateFile)
     except OSError:
-        return _State()
+        return _StateFile()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TerraformError(
             f"the Terraform state {path} is damaged: {error}",
