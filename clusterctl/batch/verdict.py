@@ -105,60 +105,58 @@ class Facts(Struct):
         """Raises ValueError or LookupError for a line that means nothing."""
         word, when, said = messages.read_line(line)
         last = self.last
-        if word == "queued" and not last.ended:
-            self.attempts.append(Attempt(number=last.number, waits=True))
-        elif word == "running" and not last.ended:
-            attempt = said[0] if said else 1
-            if attempt == 1:
-                self.began = when
-            self.attempts.append(Attempt(number=attempt))
-        elif word == "placed":
-            self.placement = _read_placements(said[0]) or self.placement
-        elif word == "stop" and said[0] in CAUSES:
-            last.stop = said[0]
-        elif word == "hung":
-            last.hung = said[0]
-        elif word == "stack":
-            last.stacks[said[0]] = said[1]
-        elif word == "launcher":
-            last.launcher_code, last.launcher_ended = said[0], when
-        elif word == "daemon":
-            last.lost_daemons = list(dict.fromkeys((*last.lost_daemons, said[0])))
-        elif word == "first":
-            last.blamed = last.blamed or (said[0], said[1])
-        elif word == "away":
-            last.away[said[0]] = when
-        elif word == "started":
-            last.started = said[0]
-        elif word == "exit":
-            rank, code, attempt = said
-            if attempt == last.number:
-                last.exits[rank] = (when, code)
-        elif word == "clock":
-            last.clocks[said[0]] = said[1], said[2]
-        elif word == "point":
-            last.where[said[0]] = said[1]
-        elif word == "survivors":
-            node, last.survivors[node], *silence = said
-            last.silences.pop(node, None)
-            if silence:
-                last.silences[node] = silence[0], " ".join(silence[1:])
-        elif word == "full":
-            last.full = list(dict.fromkeys((*last.full, said[0])))
-        elif word in ("oom", "told"):
-            rank, attempt = said
-            if attempt == last.number:
-                (last.told if word == "told" else last.out_of_memory).add(rank)
-        elif word == "alone":
-            last.alone[said[0]] = said[1]
-        elif word == "node" and said[1] in EVENTS:
-            last.events[said[0]] = said[1]
-        elif word == "dead" and not last.ended:
-            last.dead = when
-        elif word == "absent":
-            self.absent = when
-        elif word == "ended":
-            last.ended = last.ended or when
+        match [word, *said]:
+            case ["queued"] if not last.ended:
+                self.attempts.append(Attempt(number=last.number, waits=True))
+            case ["running", *number] if not last.ended:
+                self.attempts.append(Attempt(number=number[0] if number else 1))
+                if self.last.number == 1:
+                    self.began = when
+            case ["placed", places]:
+                self.placement = _read_placements(places) or self.placement
+            case ["stop", cause] if cause in CAUSES:
+                last.stop = cause
+            case ["hung", seconds]:
+                last.hung = seconds
+            case ["stack", rank, note]:
+                last.stacks[rank] = note
+            case ["launcher", code]:
+                last.launcher_code, last.launcher_ended = code, when
+            case ["daemon", node] if node not in last.lost_daemons:
+                last.lost_daemons.append(node)
+            case ["first", rank, code] if not last.blamed:
+                last.blamed = rank, code
+            case ["away", node]:
+                last.away[node] = when
+            case ["started", number]:
+                last.started = number
+            case ["exit", rank, code, last.number]:
+                last.exits[rank] = when, code
+            case ["clock", node, ahead, uncertainty]:
+                last.clocks[node] = ahead, uncertainty
+            case ["point", point, node]:
+                last.where[point] = node
+            case ["survivors", node, left, *silence]:
+                last.survivors[node] = left
+                last.silences.pop(node, None)
+                if silence:
+                    last.silences[node] = silence[0], " ".join(silence[1:])
+            case ["full", node] if node not in last.full:
+                last.full.append(node)
+            case ["oom", rank, last.number]:
+                last.out_of_memory.add(rank)
+            case ["told", rank, last.number]:
+                last.told.add(rank)
+            case ["alone", rank, arguments]:
+                last.alone[rank] = arguments
+            case ["node", node, event] if event in EVENTS:
+                last.events[node] = event
+            case ["dead"] if not last.ended:
+                last.dead = when
+            case ["absent"]:
+                self.absent = when
+            case ["ended"]:
+                last.ended = last.ended or when
 
 
 def read_state(text: str) -> Facts:
