@@ -182,7 +182,7 @@ class Direct(BatchSystem):
 
     def status_argv(self, job: Job) -> tuple[str, ...]:
         """In the job's folder."""
-        return ("/bin/sh", "./agent.sh", "status", str(CLEAN_LIMIT))
+        return ("/bin/sh", "-c", ask_agent("status", str(CLEAN_LIMIT)))
 
     def status_commands(
         self, jobs: Sequence[Job], cluster: Cluster, age: float = 0.0
@@ -195,7 +195,7 @@ class Direct(BatchSystem):
             folder = f"{shlex.quote(root)}/jobs/{job.id}"
             found[
                 f"cd {folder} 2>/dev/null || {{\n{absent}\nexit; }};"
-                f" exec {shlex.join(self.status_argv(job))}"
+                f" {shlex.join(self.status_argv(job))}"
             ] = (job,)
         return found
 
@@ -211,8 +211,7 @@ class Direct(BatchSystem):
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         """Leaves word for the supervisor, also for one that is about to start, and returns. Where
         it is dead, the agent ends the job."""
-        absent = "[ -e agent.sh ] || { echo cancelled >stop; exit; }"  # it is being staged
-        return ("/bin/sh", "-c", f"{absent}; {ask_agent('cancel')}")
+        return ("/bin/sh", "-c", ask_agent("cancel"))
 
 
 PROGRAMS = ("mpirun", "ranks", "ranks outside Slurm", "ranks outside Grid Engine")

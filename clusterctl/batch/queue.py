@@ -460,14 +460,16 @@ class QueueSystem(BatchSystem):
         """One question for all of them."""
         if not jobs:
             return {}
-        # Not in a job's folder: there may be none, where its client died. Any agent can answer.
+        # Not in a job's folder: there may be none, where its client died. Any agent can answer; the
+        # script was there before there was one.
         numbers = " ".join(str(job.id) for job in jobs)
         own = assets.locate_agent(".")
         return {
             f"cd {shlex.quote(cluster.launcher.root)} || exit; {write_unset(self.emits)};"
             f"{f' {QUEUE_AGE}={age:.0f}; export {QUEUE_AGE};' if age else ''}"
             f" for run in {own} agent/*/run; do if [ -e $run ]; then"
-            f" exec /bin/sh $run survey . {self.system} {numbers}; fi; done": jobs
+            f" exec /bin/sh $run survey . {self.system} {numbers}; fi; done;"
+            f" exec /bin/sh bin/survey {numbers}": jobs
         }
 
     def describe_silence(self, answer: str) -> str:

@@ -35,9 +35,23 @@ class Preview(Struct, frozen=True):
     document: Mapping[str, object]
 
 
+EARLIER: Mapping[str, str] = {
+    "cancel": "echo cancelled >stop; if ! flock -n alive true;"
+    ' then kill -TERM "$(cat supervisor.pid)" 2>/dev/null;'
+    " elif [ -s state ]; then setsid /bin/sh ./clean.sh </dev/null >>clean.log 2>&1 & fi; exit 0",
+    "status": "! flock -n alive true || grep -Eq '^(ended|dead) ' state ||"
+    " /bin/sh ./clean.sh </dev/null >>clean.log 2>&1; exec cat state",
+    "end": "[ -e processes.sh ] || { echo survivors 0; exit; }; exec /bin/sh ./processes.sh end 0",
+    **{verb: f"exec /bin/sh ./outputs.sh {verb}" for verb in ("list", "link", "pack")},
+}
+"""How jobs are asked that clusterctl 0.1 has started, by scripts of sh and no agent: as far as it
+takes to end them, and to fetch what they have made."""
+
+
 def ask_agent(verb: str, *args: str) -> str:
     """The sh that asks the agent about the job in whose folder it runs."""
-    return f"exec /bin/sh ./agent.sh {shlex.join((verb, *args))}"
+    asked = f"exec /bin/sh ./agent.sh {shlex.join((verb, *args))}"
+    return f"if [ -e agent.sh ]; then {asked}; fi; {EARLIER[verb]}"
 
 
 class BatchSystem(ABC):

@@ -185,8 +185,8 @@ def kill_processes(
     commands = {}
     for name in list_nodes(job, cluster):
         folder = shlex.quote(locate_folder(job, cluster, name))
-        # A machine that was made anew, or was not staged to, has no processes of the job.
-        absent = f"cd {folder} 2>/dev/null && [ -e agent.sh ] || {{ echo survivors 0; exit; }}"
+        # A machine that was made anew has neither the folder nor processes of the job.
+        absent = f"cd {folder} 2>/dev/null || {{ echo survivors 0; exit; }}"
         commands[name] = f"{absent}; {ask_agent('end', '0')}"
     results = pool.run(commands, list(commands), timeout=min(ASK_TIMEOUT, deadline.left))
     return {result.node: _count_survivors(result) for result in results}

@@ -13,8 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from shlex import join, quote
@@ -198,20 +197,10 @@ def _make_files_of_node(
 ) -> dict[str, tuple[str, int]]:
     """What a node needs to run ranks, to say what they have written, and what is left of them."""
     spec, program, system = job.spec, job.spec.program, load_system(cluster.system)
-    shared: dict[str, Any] = {
-        "id": job.id,
-        "node": node.name,
-        "root": node.root,
-        "folder": f"{node.root}/jobs/{job.id}",
-        "tag": f"{cluster.id}/{job.id};",
-    }
-
-    def render(name: str, **more: object) -> tuple[str, int]:
-        return assets.render(f"job/{name}.j2", **{**shared, **more}), 0o755
-
+    folder, tag = f"{node.root}/jobs/{job.id}", f"{cluster.id}/{job.id};"
     files = {
-        "agent.sh": (write_agent(shared["folder"], node.root), 0o755),
-        "tag": (f"CLUSTERCTL_JOB={shared['tag']}", 0o644),
+        "agent.sh": (write_agent(folder, node.root), 0o755),
+        "tag": (f"CLUSTERCTL_JOB={tag}", 0o644),
     }
     if spec.hang_timeout:  # notes where ranks stand that have been silent for too long
         why = explain_missing(_find_archs(job, cluster)) or "py-spy does not run on this node"
@@ -240,8 +229,10 @@ def _make_files_of_node(
         )
         files["surroundings"] = text, 0o644
     if spec.is_sweep:
-        files["slot.sh"] = render("slot.sh")
-        files["point"] = (render("point.sh", points=spec.points)[0], 0o600)
+        slot = assets.render("job/slot.sh.j2", id=job.id, folder=folder, tag=tag)
+        files["slot.sh"] = slot, 0o755
+        point = assets.render("job/point.sh.j2", id=job.id, points=spec.points)
+        files["point"] = point, 0o600
     return files
 
 
@@ -400,14 +391,16 @@ def put(
         members = project_tree.pack_texts(
             [(path, text, mode) for path, (text, mode) in texts.items()]
         )
-        archives: dict[str, Path] = {}
         if name in placed:
             members += library if spreads else library + tree.read_bytes()
             # Before what is carried over, which is this job's too: it may leave it as it is.
             steps.append(f". {quote(scripts)}/staged.sh")
             if isinstance(carry, Mapping):
-                archives[f"{folder}.carry.tar"] = carry[name]
-                steps.append(_unpack(f"{folder}.carry.tar", "-C work -xof"))
+                sent = transport.put(carry[name], f"{folder}.carry.tar", timeout=STAGE_TIMEOUT)
+                if not sent.ok:
+                    return sent
+                archive = quote(f"{folder}.carry.tar")
+                steps.append(f"TAR_OPTIONS= tar -C work -xof {archive} || exit; rm -f {archive}")
             elif carry is not None:  # nothing made is nothing to copy
                 earlier = f"{quote(node.root)}/jobs/{carry}"
                 pack = f"(cd {earlier} && {ask_agent('pack')}) | TAR_OPTIONS= tar -xof - -C work"
@@ -419,21 +412,12 @@ def put(
             steps.append(_render_start(job, cluster))
         if system.places_ranks and name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
-        for target, source in archives.items():
-            sent = transport.put(source, target, timeout=STAGE_TIMEOUT)
-            if not sent.ok:
-                return sent
         content = before + members + project_tree.END_OF_ARCHIVE
-        sends = partial(transport.run, "\n".join(steps), stdin=content, timeout=STAGE_TIMEOUT)
-        result = sends()
-        if result.exit_code != NO_AGENT:
-            return result
-        placed_agent = place_agent(node, pool)
-        return sends() if placed_agent.ok else placed_agent
+        return ask(node, pool, "\n".join(steps), stdin=content, timeout=STAGE_TIMEOUT)
 
     if spreads:
         _require_staged(_spread_tree(tree, job, holders, pool), job)
-    with _tell_slow_start(system.slow_start if starts else "", report):
+    with _Notice(system.slow_start if starts else "", report, START_PATIENCE):
         results = pool.call_each(send, list_nodes(job, cluster))
     for result in results:
         if not result.ok and STAGED in result.text:
@@ -467,6 +451,16 @@ def _require_agent(node: Node) -> str:
     return f"[ -e {script} ] || {{ cat >/dev/null; exit {NO_AGENT}; }}"
 
 
+def ask(node: Node, pool: Pool, command: str, *, timeout: float, stdin: bytes = b"") -> NodeResult:
+    """Runs sh that begins with `_require_agent`; again with our agent, where there was none."""
+    run = partial(pool.find_transport(node.name).run, command, stdin=stdin, timeout=timeout)
+    result = run()
+    if result.exit_code != NO_AGENT:
+        return result
+    placed = place_agent(node, pool)
+    return run() if placed.ok else placed
+
+
 def check_request(
     job: Job, cluster: Cluster, pool: Pool, script: str, waits: bool, report: Reporter
 ) -> None:
@@ -477,10 +471,7 @@ def check_request(
     if not settings:
         return
     command = f"{write_unset(system.emits)}; {render_question(node, None, 'request', settings)}"
-    transport = pool.find_transport(node.name)
-    found = transport.run(command, timeout=REQUEST_TIMEOUT)
-    if found.exit_code == NO_AGENT and place_agent(node, pool).ok:
-        found = transport.run(command, timeout=REQUEST_TIMEOUT)
+    found = ask(node, pool, command, timeout=REQUEST_TIMEOUT)
     if not found.ok or not found.text.strip():
         return
     refusal = json.loads(found.text)
@@ -512,16 +503,6 @@ def place_agent(node: Node, pool: Pool) -> NodeResult:
         stdin=assets.render_agent(*pythons).encode(),
         timeout=STAGE_TIMEOUT,
     )
-
-
-def _place_missing_agents(nodes: Sequence[Node], pool: Pool) -> Sequence[NodeResult]:
-    """Places it where it is not; what came of that."""
-    if not nodes:
-        return ()
-    asked = {node.name: f"[ -e {quote(assets.locate_agent(node.root))} ]" for node in nodes}
-    lacking = [r.node for r in pool.run(asked, timeout=STAGE_TIMEOUT) if r.exit_code == 1]
-    by_name = {node.name: node for node in nodes}
-    return pool.call_each(lambda name: place_agent(by_name[name], pool), lacking)
 
 
 def may_spread(nodes: Collection[Node]) -> bool:
@@ -591,10 +572,11 @@ def spread(
         return {result.node: result for result in found}
 
     results = attempt(list(by_name))
-    failed = [node for node in nodes if not results[node.name].ok]
-    placed = {result.node: result for result in _place_missing_agents(failed, pool)}
-    again = attempt([name for name, result in placed.items() if result.ok])
-    return list({**results, **placed, **again}.values())
+    failed = {node.name: _require_agent(node) for node in nodes if not results[node.name].ok}
+    lacking = [r.node for r in pool.run(failed, timeout=STAGE_TIMEOUT) if r.exit_code == NO_AGENT]
+    placed = pool.call_each(lambda name: place_agent(by_name[name], pool), lacking)
+    results |= {result.node: result for result in placed}
+    return list((results | attempt([result.node for result in placed if result.ok])).values())
 
 
 def _compile(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> None:
@@ -610,15 +592,8 @@ def _compile(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> None:
         node = cluster.node(name)
         groups.setdefault(node.facts.arch, []).append(node)
     for first, *others in groups.values():
-        slow = threading.Timer(
-            COMPILE_PATIENCE, report, [f"compiling {program.source} on {first.name}"]
-        )
-        slow.daemon = True
-        slow.start()
-        try:
+        with _Notice(f"compiling {program.source} on {first.name}", report, COMPILE_PATIENCE):
             binary = _compile_on(first, job, compiled, pool)
-        finally:
-            slow.cancel()
 
         def send(name: str, binary: bytes = binary) -> NodeResult:
             folder = f"{cluster.node(name).root}/jobs/{job.id}"
@@ -684,8 +659,9 @@ def set_up(
             "variables": {"VIRTUAL_ENV": environment, "PATH": f"{bins}:$PATH", **job.spec.env},
         }
         commands[name] = run_inside(node, render_question(node, job.id, "set_up", settings))
-    with _Watched(f"--setup runs on {count(len(names), 'node')}", report) as watched:
-        results = pool.run(commands, timeout=SETUP_TIMEOUT, on_stdout=watched.hear)
+    what = f"--setup runs on {count(len(names), 'node')}"
+    with _Notice(what, report, SETUP_PATIENCE, SETUP_PAUSE) as notice:
+        results = pool.run(commands, timeout=SETUP_TIMEOUT, on_stdout=notice.hear)
     for result in results:
         if result.stdout:
             (here / f"setup-{result.node}.log").write_bytes(result.stdout)
@@ -701,7 +677,7 @@ def set_up(
                 hint=f"all that it printed: {path}" if last else "its lines are for /bin/sh",
             )
     if ran := [result for result in results if REUSED not in result.complaints]:
-        report(f"--setup is done on {count(len(ran), 'node')} after {watched.seconds:.1f} s")
+        report(f"--setup is done on {count(len(ran), 'node')} after {notice.seconds:.1f} s")
 
 
 def build(
@@ -710,18 +686,21 @@ def build(
     """Runs a build in that folder of a node. It ends with us."""
     words = (assets.locate_agent(node.root), "build", place, json.dumps(settings))
     command = run_inside(node, f"exec /bin/sh {join(words)}")
-    with _Watched(f"building {what} on {node.name}", report) as watched:
-        (result,) = pool.run({node.name: command}, timeout=SETUP_TIMEOUT, on_stdout=watched.hear)
+    with _Notice(f"building {what} on {node.name}", report, SETUP_PATIENCE, SETUP_PAUSE) as notice:
+        (result,) = pool.run({node.name: command}, timeout=SETUP_TIMEOUT, on_stdout=notice.hear)
     if result.ok:
-        report(f"{what} is built on {node.name} after {watched.seconds:.1f} s")
+        report(f"{what} is built on {node.name} after {notice.seconds:.1f} s")
     return result
 
 
-class _Watched:
-    """Says every SETUP_PAUSE seconds what nodes have printed last."""
+class _Notice:
+    """Says what takes its time, where anything is to be said: after `patience` seconds, and then
+    every `pause` ones, with what nodes have printed last."""
 
-    def __init__(self, what: str, report: Reporter) -> None:
-        self._what, self._report = what, report
+    def __init__(
+        self, what: str, report: Reporter, patience: float, pause: float = threading.TIMEOUT_MAX
+    ) -> None:
+        self._what, self._report, self._patience, self._pause = what, report, patience, pause
         self._ended = threading.Event()
         self._last = ""
         self._started = monotonic()
@@ -730,15 +709,16 @@ class _Watched:
         if lines := data.decode(errors="replace").strip().splitlines():
             self._last = f"; {node}: {lines[-1][:100]}"
 
-    def __enter__(self) -> _Watched:
-        threading.Thread(target=self._tell, daemon=True).start()
+    def __enter__(self) -> _Notice:
+        if self._what:
+            threading.Thread(target=self._tell, daemon=True).start()
         return self
 
     def _tell(self) -> None:
-        pause = SETUP_PATIENCE
+        pause = self._patience
         while not self._ended.wait(pause):
             self._report(f"{self._what}{self._last}")
-            pause = SETUP_PAUSE
+            pause = self._pause
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
@@ -752,16 +732,11 @@ def _count_staged(folder: str, program: Program) -> str:
     return f"/bin/sh {quote(folder)}/agent.sh built {quote(path)}"
 
 
-def _unpack(archive: str, how: str) -> str:
-    """The sh that unpacks an archive that was sent as a file of its own, and removes it."""
-    return f"TAR_OPTIONS= tar {how} {quote(archive)} || exit; rm -f {quote(archive)}"
-
-
 def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -> str:
     """Starts the supervisor, or hands the job in; returns what that has printed, a status. A batch
     system that takes its time is waited for, and that is said."""
     system = load_system(cluster.system)
-    with _tell_slow_start(system.slow_start, report):
+    with _Notice(system.slow_start, report, START_PATIENCE):
         result = pool.find_transport(cluster.launcher.name).run(
             _render_start(job, cluster, port), timeout=system.start_limit
         )
@@ -774,18 +749,6 @@ def _render_start(job: Job, cluster: Cluster, port: str = "") -> str:
     steps = [f"cd {quote(cluster.launcher.root)}/jobs/{job.id}"]
     steps += [f"echo {quote(port)} >port"] if port else []
     return " && ".join([*steps, f"exec {join(load_system(cluster.system).submit_argv(job))}"])
-
-
-@contextmanager
-def _tell_slow_start(what: str, report: Reporter) -> Iterator[None]:
-    slow = threading.Timer(START_PATIENCE, report, [what])
-    slow.daemon = True
-    if what:
-        slow.start()
-    try:
-        yield
-    finally:
-        slow.cancel()
 
 
 def _explain_start(job: Job, cluster: Cluster, result: NodeResult) -> ClusterctlError:
