@@ -9,13 +9,10 @@ import os
 import select
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import messages, processes
 from .messages import Fact
-
-if TYPE_CHECKING:
-    import subprocess
 
 
 class NodeAnswer(NamedTuple):
@@ -31,9 +28,9 @@ class NodeAnswer(NamedTuple):
     code: Optional[int] = None
     why: str = ""
 
-    def count(self, *words: str) -> int:
-        """How many facts begin with these words."""
-        return sum(fact[: len(words)] == words for fact in self.facts)
+    def list_facts(self, word: str) -> List[Fact]:
+        """What belongs to that word, each time."""
+        return [fact[1:] for fact in self.facts if fact[0] == word]
 
 
 class Attendant:
@@ -51,8 +48,9 @@ class Attendant:
             if verb in ("end", "again"):
                 self._processes.end(0)
             return [("survivors", len(processes.list_living(self._tag)))]
-        if verb == "ask":
-            self._processes.ask(args[0])
+        if verb in ("meet", "ask"):
+            if verb == "ask":
+                self._processes.ask(args[0])
             return []
         if verb == "stacks":
             from . import stacks
@@ -60,14 +58,16 @@ class Attendant:
             return list(stacks.list_stacks(self._job, self._tag))
         if verb == "written":
             return self._sum_up_written()
-        if verb == "meet":
-            return []
         if verb == "port":
             return [("port", find_port())]
         if verb == "mirrored":
             return self._compare_copies(*args)
         if verb in ("cut", "own", "choice"):
-            return [(verb, *fact) for fact in self._look_for_snapshots(verb, *args)]
+            from . import resume
+
+            looks = {"cut": resume.list_cut, "own": resume.list_own, "choice": resume.choose}
+            look: Any = looks[verb]
+            return [(verb, *fact) for fact in look(self._job, *args)]
         if verb == "tend":
             with contextlib.suppress(OSError):
                 self._shorten(int(args[0]), int(args[1]))
@@ -77,8 +77,7 @@ class Attendant:
         elif verb == "end":
             # Before the search: a rank that starts now finds no environment, and ends by itself.
             self._forget()
-            self._processes.end(args[0])
-        elif verb == "again":
+        if verb in ("end", "again"):
             self._processes.end(args[0])
         return list(self._processes.look())
 
@@ -89,16 +88,6 @@ class Attendant:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    def _look_for_snapshots(self, verb: str, *args: Any) -> List[Fact]:
-        from . import resume
-
-        if verb == "choice":
-            attempt, wish = args
-            wish = messages.read(messages.SnapshotWish, wish)
-            return [tuple(resume.choose(self._job, attempt, wish))]
-        look = resume.list_cut if verb == "cut" else resume.list_own
-        return [(path,) for path in look(self._job, *args)]
-
     def _compare_copies(self, wish: Any) -> List[Fact]:
         """Says where the launcher has all that it wants of the outputs here."""
         from . import mirror
@@ -108,28 +97,23 @@ class Attendant:
                 return [("mirrored",)]
         return []
 
-    def _list_output(self) -> List[str]:
+    def _list_output(self, *suffixes: str) -> List[str]:
         out = os.path.join(self._job, "out")
-        names = sorted(name for name in os.listdir(out) if name.endswith((".out", ".err")))
-        return [os.path.join(out, name) for name in names]
+        return [os.path.join(out, n) for n in sorted(os.listdir(out)) if n.endswith(suffixes)]
 
     def _sum_up_written(self) -> List[Fact]:
         """Two words: another one when a rank writes, and when one starts. Sizes, and no times: a
         clock may be set."""
-        sizes = [(path, os.path.getsize(path)) for path in self._list_output()]
-        out = os.path.join(self._job, "out")
-        names = sorted(name for name in os.listdir(out) if name.endswith(".pid"))
-        starts = [processes.read(os.path.join(out, name)) for name in names]
-        if not starts:
-            return []
-        return [("written", hash_of(sizes), hash_of(starts))]
+        sizes = [(path, os.path.getsize(path)) for path in self._list_output(".out", ".err")]
+        starts = [processes.read(path) for path in self._list_output(".pid")]
+        return [("written", hash_of(sizes), hash_of(starts))] if starts else []
 
     def _shorten(self, most: int, least: int) -> None:
         """Frees what the last look has announced of output files that have become too long: who
         follows the job has had time to go on behind it. Programs append, so they notice nothing.
         `FILE.cut` says from where to where nothing is kept."""
         mine = [os.path.join(self._job, name) for name in ("mpirun.out", "mpirun.err")]
-        paths = [path for path in self._list_output() + mine if os.path.exists(path)]
+        paths = [*self._list_output(".out", ".err"), *filter(os.path.exists, mine)]
         share = max(least, most // max(1, len(paths)))
         for path in paths:
             if os.stat(path).st_blocks * 512 <= share + share // 4:
@@ -139,9 +123,7 @@ class Attendant:
                 continue
             start = share // 10 // 4096 * 4096
             end = (os.path.getsize(path) - share + start) // 4096 * 4096
-            with open(path + ".cut.new", "w") as file:
-                file.write(f"{start} {end}\n")
-            os.replace(path + ".cut.new", path + ".cut")
+            processes.write(path + ".cut", f"{start} {end}\n")
 
 
 def hash_of(value: object) -> int:
@@ -152,20 +134,15 @@ def hash_of(value: object) -> int:
 
 def punch(path: str, start: int, end: int) -> bool:
     """Frees that part of a file; whether the file system can."""
-    import subprocess
-
-    command = ["fallocate", "--punch-hole", "-o", str(start), "-l", str(end - start), path]
-    try:
-        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
-    except OSError:
-        return False
+    hole = ("-o", str(start), "-l", str(end - start))
+    return processes.call("fallocate", "--punch-hole", *hole, path).code == 0
 
 
 def find_port() -> int:
     """One that nobody uses here, below the range that the kernel hands out by itself."""
     used: Set[int] = set()
     for name in ("tcp", "tcp6"):
-        rows = processes.read("/proc/net/" + name).decode().splitlines()[1:]
+        rows = processes.read_text("/proc/net/" + name).splitlines()[1:]
         used.update(int(row.split()[1].rpartition(":")[2], 16) for row in rows)
     free = [port for port in range(20000, 30000) if port not in used]
     return free[int.from_bytes(os.urandom(4), "big") % len(free)]
@@ -177,8 +154,8 @@ def serve(job: str, tag: str) -> None:
     for line in iter(lambda: messages.hear(sys.stdin.buffer.readline), b""):
         verb, *args = json.loads(line.decode())
         began = time.time()
-        answer = messages.Reply(began, 0, attendant.answer(verb, *args))
-        sys.stdout.buffer.write(messages.MARK + messages.pack(*answer._replace(ended=time.time())))
+        facts = attendant.answer(verb, *args)
+        sys.stdout.buffer.write(messages.MARK + messages.pack(began, time.time(), facts))
         sys.stdout.flush()
 
 
@@ -209,7 +186,7 @@ class There:
 
     def __init__(self, command: Sequence[str], environ: Dict[str, str], log: str) -> None:
         self._command, self._environ, self._log = command, environ, log
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: Any = None
         self._errors = b""
         self._rest = b""
 
@@ -218,21 +195,23 @@ class There:
         answers it. One whose connection was lost is asked once more over a new one."""
         asked = time.time()
         until = time.monotonic() + limit
-        fresh = self._process is None
+        is_new = self._process is None
         while True:
             try:
-                line = self._exchange(messages.pack(verb, *args), until)
-                said = messages.read(messages.Reply, messages.unpack(line))
-                return NodeAnswer(said.facts, said.began, said.ended, asked, time.time())
+                began, ended, facts = messages.unpack(
+                    self._exchange(messages.pack(verb, *args), until)
+                )
+                return NodeAnswer([tuple(f) for f in facts], began, ended, asked, time.time())
             except TimeoutError:
                 self.close()
-                return NodeAnswer(asked=asked, heard=time.time(), code=124, why="no answer")
+                code, why = 124, "no answer"
             except OSError as error:
                 # Without a process, ssh could not be started here: no memory, no descriptor left.
                 code, why = self._end() if self._process else (127, str(error))
-                if fresh:
-                    return NodeAnswer(asked=asked, heard=time.time(), code=code, why=why)
-                fresh = True
+                if not is_new:
+                    is_new = True
+                    continue
+            return NodeAnswer(asked=asked, heard=time.time(), code=code, why=why)
 
     def _exchange(self, question: bytes, until: float) -> bytes:
         import subprocess
@@ -249,9 +228,6 @@ class There:
                 bufsize=0,
             )
         process = self._process
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
         process.stdin.write(question)
         streams = [process.stdout, process.stderr]
         while True:
@@ -261,8 +237,7 @@ class There:
                 if line.startswith(messages.MARK):
                     return line
                 continue
-            left = until - time.monotonic()
-            ready = select.select(streams, [], [], max(0.0, left))[0]
+            ready = select.select(streams, [], [], max(0.0, until - time.monotonic()))[0]
             if not ready:
                 raise TimeoutError
             for stream in ready:
@@ -280,14 +255,12 @@ class There:
         """What ssh has ended with, and its last line."""
         import subprocess
 
-        process, self._process = self._process, None
-        assert process
+        process, self._process, more = self._process, None, b""
         try:
             _, more = process.communicate(timeout=2)
         except (subprocess.TimeoutExpired, ValueError, OSError):
             process.kill()
-            more = b""
-        said = (self._errors + (more or b"")).decode(errors="replace").replace("\r", "").strip()
+        said = processes.decode(self._errors + more).replace("\r", "").strip()
         if said:
             with open(self._log, "a") as file:
                 file.write(said + "\n")
@@ -297,7 +270,5 @@ class There:
         process, self._process = self._process, None
         if process:
             process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout, process.stderr):
-                if stream:
-                    stream.close()
+            with process:  # closes its pipes
+                pass

@@ -15,7 +15,7 @@ from typing import List, Sequence
 
 from . import attend, messages, processes, queues, tasks
 from .attend import NodeAnswer
-from .supervise import JobEvent, Ranks, Supervisor
+from .supervise import Ranks, Supervisor
 
 CAUGHT = "trap '' TERM INT HUP USR1 USR2"
 """The batch system may signal all processes of a job, also those that ask."""
@@ -70,7 +70,7 @@ class BatchSupervisor(Supervisor):
             if self._are_well(self._end()) and not self._stop:
                 return 0
             if self._stop == "cancelled":  # so that its accounting says so
-                queues.call(self._system.END, os.environ[self._system.NUMBER])
+                processes.call(self._system.END, os.environ[self._system.NUMBER])
         return tasks.choose_code(self._code or 1)
 
     # ------------------------------------------------------------------------------ its nodes
@@ -88,7 +88,7 @@ class BatchSupervisor(Supervisor):
         self._plan = self._plan._replace(
             launcher=rows[0][0],
             nodes=[
-                messages.PlannedNode(row[0], row[0], (), self._job, here=not at)
+                messages.PlannedNode(row[0], (), self._job, here=not at)
                 for at, row in enumerate(rows)
             ],
             holders=[messages.Holder(row[0], int(row[1]), int(row[2])) for row in rows],
@@ -104,10 +104,10 @@ class BatchSupervisor(Supervisor):
         """The batch system ends what is left on other nodes too, but does not say so."""
         if self._nodes[name].here:
             return super()._ask_node(name, limit, verb, *args)
-        words = ("exec", "/bin/sh", self._locate("agent.sh"), verb, *map(str, args))
-        command = " ".join(map(shlex.quote, words))
+        words = ("exec", "/bin/sh", self._locate("agent.sh"), verb, *args)
+        command = " ".join(shlex.quote(str(word)) for word in words)
         script = f"{CAUGHT}; exec ./clusterctl-agent {shlex.quote(name)} {shlex.quote(command)}"
-        said = queues.call("/bin/sh", "-c", script, limit=limit)
+        said = processes.call("/bin/sh", "-c", script, limit=limit)
         facts = []
         for line in said.out.splitlines():  # a login shell may say something, too
             with contextlib.suppress(LookupError, ValueError):
@@ -134,12 +134,12 @@ class BatchSupervisor(Supervisor):
     def _send_snapshot(self, how: messages.ResumePlan) -> bool:
         from . import resume
 
-        ranks = self._plan.ranks
-        wish = messages.SnapshotWish(self._plan.kept, ranks, ranks, (), how)
-        kind, *reason = resume.choose(self._job, self._attempt, wish)
+        plan, ranks = self._plan, self._plan.ranks
+        wish = messages.SnapshotWish(plan.kept, ranks, ranks, (), how)
+        [(kind, *reason)] = resume.choose(self._job, self._attempt, wish)
         if kind == resume.REFUSED:
             self._complain(reason[0])
-        return kind != resume.REFUSED
+        return bool(kind != resume.REFUSED)
 
     def _end_launcher(self) -> None:
         self._ask("again", 0)
@@ -159,9 +159,9 @@ class BatchSupervisor(Supervisor):
         if not self._are_well(ranks):
             # Where no rank has failed by itself, the batch system may be about to say why.
             failed = {code for _, code, *_ in ranks.list_exits()} - {0, 143}
-            event = self._inbox.take(0 if failed else MOMENT)
-            if event and event.kind == "stop":
-                self._heed(event.word)
+            kind, word = self._inbox.take(0 if failed else MOMENT)
+            if kind == "stop":
+                self._heed(word)
         return ranks
 
     def _end(self) -> Ranks:
@@ -177,20 +177,20 @@ class BatchSupervisor(Supervisor):
         super()._watch_beside()
         self._beside(self._watch_stop)
         if self._batch.warn_after:
-            self._later(self._batch.warn_after, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            self._later(self._batch.warn_after, os.kill, os.getpid(), signal.SIGUSR1)
 
     def _watch_stop(self) -> None:
         """`clusterctl cancel` leaves a file: a signal from the batch system would reach the ranks
         too, and leave no time for them to save, nor for us to count what is left on the nodes."""
         while not self._over.wait(1):
             if self._read_stop():
-                self._inbox.put(JobEvent("stop"))
+                self._inbox.put("stop", "")
                 return
 
     def _warn(self, word: str, passed: str) -> None:
         """By a signal. With `passed`, ranks get that; the batch system ends the job in time."""
         if not passed:
-            self._inbox.put(JobEvent("stop", word))
+            self._inbox.put("stop", word)
             return
         self._notices += 1
         self._write(f"notice-{self._notices}", passed + "\n")

@@ -5,8 +5,8 @@ ends the workers. Then it ends, too, unless it has files that nobody has fetched
 In the folder `idle` of the node's root: `seen` has UP LAST, the times of the last look and of the
 last use, in seconds since boot. `end` requests a worker to end; it does so if its own measurement
 says idle, too. On the launcher, by its clock: `report` with lines `ended NODE TIME`, `kept NODE
-TIME` and `holds JOB TIME` (or `shared`: the shared folder), and `told` with NODE TIME of workers
-that were just requested to end.
+TIME`, `holds JOB TIME` (or `shared`: the shared folder), and `told NODE TIME` of workers that were
+just requested to end.
 
 A client notes in `fetched` of a job's folder there what it has (`logs`, or `all`), and after how
 many starts of the job: one that was continued has more to fetch.
@@ -14,11 +14,9 @@ many starts of the job: one that was continued has more to fetch.
 
 import contextlib
 import glob
-import json
 import os
 import re
 import shlex
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
@@ -70,8 +68,11 @@ class IdleWatch:
         self._changed = 0
         self._up = self._next = 0
         self._held = False
-        told = processes.read_text(self._locate("told")).splitlines()
-        self._told = {name: float(when) for name, when in map(str.split, told)}
+        words = ("ended", "kept", "holds", "told")
+        self._report: Dict[str, Dict[str, float]] = {word: {} for word in words}
+        for line in processes.read_text(self._locate("report")).splitlines():
+            word, name, when = line.split()
+            self._report[word][name] = float(when)
 
     def look(self, settings: IdleSettings) -> None:
         idle = self._measure(settings.containers)
@@ -81,12 +82,12 @@ class IdleWatch:
             elif self._up >= self._next or (self._held and not self._list_held(settings.shared)):
                 self._lead(settings)
         elif os.path.exists(self._locate("end")):
-            os.unlink(self._locate("end"))
+            processes.remove(self._locate("end"))
             if idle >= settings.limit:
                 self._end(settings)
 
     def _end(self, settings: IdleSettings) -> None:
-        subprocess.call(["/bin/sh", "-c", settings.end], stdin=subprocess.DEVNULL)
+        processes.call("/bin/sh", "-c", settings.end, limit=None)
 
     def _locate(self, name: str) -> str:
         return os.path.join(self._folder, name)
@@ -128,18 +129,18 @@ class IdleWatch:
     # ---------------------------------------------------------------------------- the launcher
 
     def _lead(self, settings: IdleSettings) -> None:
-        self._next, self._held = self._up + AGAIN, False
+        report, self._next, self._held = self._report, self._up + AGAIN, False
         with ThreadPoolExecutor(AT_ONCE) as pool:
             names, roots = zip(*settings.workers.items())
             answers = dict(zip(names, pool.map(self._ask, names, roots)))
-        report = self._conclude(answers)
+        self._conclude(answers)
         silent = [name for name, idle in answers.items() if idle is None]
         if len(silent) == len(answers):
             self._next = self._up + LATER  # no worker is left to end
             if answers.keys() == report["ended"].keys():
-                self._finish(settings, report)
+                self._finish(settings)
         used = any(idle < settings.limit for idle in answers.values() if idle is not None)
-        ready = sorted(answers.keys() - silent - self._told.keys())
+        ready = sorted(answers.keys() - silent - report["told"].keys())
         if used or not ready:
             return
         kept = self._save(ready)
@@ -148,19 +149,38 @@ class IdleWatch:
         report["kept"] = {name: self._clock() for name in ready if name in kept}
         if report["kept"]:
             self._next = self._up + LATER
-        self._write(report)
+        self._write()
         for name in [name for name in ready if name not in kept]:
-            self._told[name] = self._clock()
-            self._write(report)
+            report["told"][name] = self._clock()
+            self._write()
             self._run(name, f": >{shlex.quote(settings.workers[name])}/idle/end")
 
-    def _finish(self, settings: IdleSettings, report: Dict[str, Dict[str, float]]) -> None:
+    def _conclude(self, answers: Dict[str, Optional[int]]) -> None:
+        """Workers that were requested to end, and no longer answer, have ended. Those that still
+        answer are about to end, or have found that they are in use."""
+        report, now = self._report, self._clock()
+        gone = [name for name, idle in answers.items() if idle is None]
+        ended = {**report["ended"], **report["told"]}
+        report["ended"] = {name: ended[name] for name in gone if name in ended}
+        report["kept"] = {n: when for n, when in report["kept"].items() if n not in gone}
+        # A time to come is of a clock that has been set back. One that was used since it was told,
+        # or was made anew, as after a pause, does not end.
+        report["told"] = {
+            name: when
+            for name, when in report["told"].items()
+            if name not in gone
+            and 0 <= now - when < ENDING
+            and not 0 < (answers.get(name) or 0) < now - when
+        }
+        self._write()
+
+    def _finish(self, settings: IdleSettings) -> None:
         """Ends the launcher as well, unless it has what nobody has fetched: then as soon as that
         was. A worker that is lost keeps it: that one may come back, and is reached through it."""
         names = self._list_held(settings.shared)
-        report["holds"] = dict.fromkeys(names, self._clock())
+        self._report["holds"] = dict.fromkeys(names, self._clock())
         self._held = bool(names)
-        self._write(report)
+        self._write()
         if not names and self._measure(settings.containers) >= settings.limit:
             self._end(settings)
 
@@ -184,53 +204,24 @@ class IdleWatch:
         return 0 if words else None
 
     def _run(self, name: str, command: str) -> str:
-        agent, null = os.path.join(self._root, "bin", "clusterctl-ssh"), subprocess.DEVNULL
-        words = [agent, name, f": {OURS}; {command}; exit"]
-        said = subprocess.run(words, stdin=null, stdout=subprocess.PIPE, stderr=null, check=False)
-        return processes.decode(said.stdout)
+        agent = os.path.join(self._root, "bin", "clusterctl-ssh")
+        return processes.call(agent, name, f": {OURS}; {command}; exit", limit=None).out
 
-    def _conclude(self, answers: Dict[str, Optional[int]]) -> Dict[str, Dict[str, float]]:
-        """Workers that were requested to end, and no longer answer, have ended. Those that still
-        answer are about to end, or have found that they are in use. What is reported then."""
-        report: Dict[str, Dict[str, float]] = {"ended": {}, "kept": {}, "holds": {}}
-        for line in processes.read_text(self._locate("report")).splitlines():
-            word, name, when = line.split()
-            report[word][name] = float(when)
-        ended = {**report["ended"], **self._told}
-        gone = [name for name, idle in answers.items() if idle is None]
-        report["ended"] = {name: ended[name] for name in gone if name in ended}
-        report["kept"] = {n: when for n, when in report["kept"].items() if n not in gone}
-        now = self._clock()  # a time to come is of a clock that has been set back
-        told = {name: when for name, when in self._told.items() if 0 <= now - when < ENDING}
-        # One that was used since it was told, or was made anew, as after a pause, does not end.
-        self._told = {
-            name: when
-            for name, when in told.items()
-            if name not in gone and not 0 < (answers.get(name) or 0) < now - when
-        }
-        self._write(report)
-        return report
-
-    def _write(self, report: Dict[str, Dict[str, float]]) -> None:
+    def _write(self) -> None:
         lines = [
             f"{word} {name} {when:.0f}\n"
-            for word, times in report.items()
+            for word, times in self._report.items()
             for name, when in sorted(times.items())
         ]
         processes.write(self._locate("report"), "".join(lines))
-        told = [f"{name} {when:.0f}\n" for name, when in self._told.items()]
-        processes.write(self._locate("told"), "".join(told))
 
     def _save(self, names: Sequence[str]) -> List[str]:
         """Those whose files could not all be copied here."""
         kept: List[str] = []
         for plan in glob.glob(os.path.join(glob.escape(self._root), "jobs", "[0-9]*", "plan.json")):
-            words = ["/bin/sh", os.path.join(os.path.dirname(plan), "agent.sh"), "save", *names]
-            null = subprocess.DEVNULL
-            said = subprocess.run(
-                words, stdin=null, stdout=subprocess.PIPE, stderr=null, check=False
-            )
-            kept += names if said.returncode else processes.decode(said.stdout).split()
+            agent = os.path.join(os.path.dirname(plan), "agent.sh")
+            said = processes.call("/bin/sh", agent, "save", *names, limit=None)
+            kept += names if said.code else said.out.split()
         return kept
 
 
@@ -252,8 +243,7 @@ def watch(root: str) -> None:
     """For ever."""
     found = IdleWatch(root)
     folder = os.path.join(root, "idle")
-    with open(os.path.join(folder, SETTINGS)) as file:
-        settings = messages.read(IdleSettings, json.load(file))
+    settings = messages.load(IdleSettings, os.path.join(folder, SETTINGS))
     processes.remove(os.path.join(folder, "end"))
     while True:
         with contextlib.suppress(OSError, ValueError, LookupError):  # the next look may do better

@@ -50,6 +50,16 @@ def spell_out(value: Any) -> Any:
     return list(map(spell_out, value)) if isinstance(value, (list, tuple)) else value
 
 
+def dump(value: Any) -> str:
+    return json.dumps(spell_out(value))
+
+
+def load(kind: Callable[..., T], path: str) -> T:
+    """What a file says that `dump` has made. Raises OSError, too."""
+    with open(path) as file:
+        return read(kind, json.load(file))
+
+
 def read(kind: Callable[..., T], value: Any) -> T:
     """The named tuple that JSON has in order, or by name. Arrays become tuples; fields that it does
     not know are passed over. Raises LookupError, TypeError or ValueError."""
@@ -78,11 +88,10 @@ def _read(kind: Any, value: Any) -> Any:
 
 
 class PlannedNode(NamedTuple):
-    """The launcher, or a node with ranks. `host`: what ssh calls it; `aliases`: what mpirun and
-    ssh may call it besides; `folder`: the job's there; `here`: it shares the launcher's machine."""
+    """The launcher, or a node with ranks. `aliases`: what mpirun and ssh may call it besides;
+    `folder`: the job's there; `here`: it shares the launcher's machine."""
 
     name: str
-    host: str
     aliases: Sequence[str]
     folder: str
     here: bool
@@ -285,14 +294,6 @@ def read_line(line: str) -> Tuple[str, float, List[Any]]:
 
 # -------------------------------------------------------------------------------------------------
 # What a supervisor asks a node, and what that answers.
-
-
-class Reply(NamedTuple):
-    """`began`, `ended`: when by the node's clock, in seconds since the epoch."""
-
-    began: float
-    ended: float
-    facts: Sequence[Fact]
 
 
 class FollowQuestion(NamedTuple):

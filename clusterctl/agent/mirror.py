@@ -12,7 +12,7 @@ from io import BytesIO
 from itertools import accumulate
 from typing import IO, List, Sequence, Tuple
 
-from . import messages, outputs, snapshots
+from . import messages, outputs, processes, snapshots, store
 from .messages import KnownFiles, MirrorNote, MirrorWish
 
 QUIET = 1.0
@@ -25,34 +25,33 @@ NOTE = ".clusterctl-mirror.json"
 """The last member of an archive: what the node has said of it."""
 
 
-def chooses(wish: MirrorWish, entry: outputs.FileEntry) -> bool:
-    small = bool(wish.largest) and entry.size <= wish.largest
-    return small or outputs.matches(entry.path, wish.patterns)
+Entries = Sequence[outputs.FileEntry]
 
 
-def choose(
-    entries: Sequence[outputs.FileEntry], wish: MirrorWish
-) -> Tuple[List[outputs.FileEntry], List[outputs.FileEntry], List[outputs.FileEntry]]:
-    """Those that are to be sent; those for which there is no room; those that are not chosen. The
-    largest go without first."""
-    chosen = [entry for entry in entries if chooses(wish, entry)]
-    others = [entry for entry in entries if not chooses(wish, entry)]
-    news = [entry for entry in chosen if wish.known.get(entry.path) != (entry.size, entry.modified)]
+def choose(entries: Entries, wish: MirrorWish) -> Tuple[KnownFiles, Entries, Entries, Entries]:
+    """All that the launcher wants; those of them that are to be sent; those for which there is no
+    room; those that are not chosen. The largest go without first."""
+    chosen: List[outputs.FileEntry] = []
+    others: List[outputs.FileEntry] = []
+    for entry in entries:
+        small = bool(wish.largest) and entry.size <= wish.largest
+        wanted = small or outputs.matches(entry.path, wish.patterns)
+        (chosen if wanted else others).append(entry)
+    now = {entry.path: (entry.size, entry.modified) for entry in chosen}
+    news = [entry for entry in chosen if wish.known.get(entry.path) != now[entry.path]]
     news.sort(key=lambda entry: entry.size)
     sizes = accumulate(entry.size for entry in news)
     count = sum(size <= wish.room for size in sizes)
-    return news[:count], news[count:], others
+    return now, news[:count], news[count:], others
 
 
 def has_news(job: str, wish: MirrorWish) -> bool:
     """Whether `send` would have anything to tell. Raises OSError."""
-    entries = outputs.list_outputs(job)
-    sent, roomless, others = choose(entries, wish)
-    gone = wish.known.keys() - {entry.path for entry in entries if chooses(wish, entry)}
-    return bool(sent or gone) or sum_up(roomless + others) != wish.left
+    now, sent, roomless, others = choose(outputs.list_outputs(job), wish)
+    return bool(sent or wish.known.keys() - now) or sum_up([*roomless, *others]) != wish.left
 
 
-def sum_up(entries: Sequence[outputs.FileEntry]) -> Tuple[int, int]:
+def sum_up(entries: Entries) -> Tuple[int, int]:
     """How many files these are, and their bytes."""
     return len(entries), sum(entry.size for entry in entries)
 
@@ -63,8 +62,7 @@ def send(job: str, wish: MirrorWish, out: IO[bytes]) -> MirrorNote:
     shutil.rmtree(scratch, ignore_errors=True)
     os.makedirs(scratch)
     try:
-        entries = outputs.list_outputs(job)
-        news, roomless, others = choose(entries, wish)
+        now, news, roomless, others = choose(outputs.list_outputs(job), wish)
         outputs.link(work, [entry.path for entry in news], scratch)
         before = _look(scratch)
         if before:
@@ -79,23 +77,21 @@ def send(job: str, wish: MirrorWish, out: IO[bytes]) -> MirrorNote:
                 outputs.add(archive, scratch, path)
             after = _look(scratch)
             torn = [path for path in sent if after.get(path) != sent[path]]
-            chosen = [entry for entry in entries if chooses(wish, entry)]
-            now = {entry.path: (entry.size, entry.modified) for entry in chosen}
             files = {path: seen for path, seen in now.items() if wish.known.get(path) == seen}
             files.update((path, seen) for path, seen in sent.items() if path not in torn)
-            note = MirrorNote(files, sorted(now), torn, sum_up(roomless + others))
+            note = MirrorNote(files, sorted(now), torn, sum_up([*roomless, *others]))
             text = messages.pack(*note)
             info = tarfile.TarInfo(NOTE)
             info.size = len(text)
             archive.addfile(info, BytesIO(text))
         # Who has chosen by name knows what is left out.
-        tell_left_out(job, roomless + others if wish.largest else roomless)
+        tell_left_out(job, [*roomless, *others] if wish.largest else roomless)
         return note
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def tell_left_out(job: str, files: Sequence[outputs.FileEntry]) -> None:
+def tell_left_out(job: str, files: Entries) -> None:
     """Says it once, where the ranks here write: nobody would miss them before the node is lost."""
     mark = os.path.join(job, "left-out-told")
     errors = sorted(glob.glob(os.path.join(glob.escape(job), "out", "rank-*.err")))
@@ -107,8 +103,7 @@ def tell_left_out(job: str, files: Sequence[outputs.FileEntry]) -> None:
         file.write(b" this node, such as " + os.fsencode(largest.path.replace("\n", "?")))
         file.write(f" ({largest.size / 1e6:.0f} MB), and are lost if it is:".encode())
         file.write(b" `run --keep-files` chooses what is copied\n")
-    with open(mark, "w"):
-        pass
+    processes.write(mark, "")
 
 
 def _look(scratch: str) -> KnownFiles:
@@ -131,29 +126,19 @@ def _copy_busy(path: str, reserve: int) -> None:
             time.sleep(PAUSE)
         os.unlink(path)
     finally:
-        if os.path.exists(part):
-            os.unlink(part)
+        processes.remove(part)
 
 
 def _copy_beginning(path: str, part: str, size: int) -> bool:
     """Whether that much of the file is in `part` now, and was the same before and afterwards."""
-    step = 1 << 20
-    with open(path, "rb") as source, open(part, "wb") as target:
-        left = size
-        while left:
-            data = source.read(min(step, left))
-            if not data:
-                return False
-            target.write(data)
-            left -= len(data)
-    with open(path, "rb") as source, open(part, "rb") as copy:
-        left = size
-        while left:
-            count = min(step, left)
-            if source.read(count) != copy.read(count):
-                return False
-            left -= count
-    return os.stat(path).st_size >= size
+    with open(path, "rb") as source, open(part, "w+b", 0) as target:
+        try:
+            store.move(target.fileno(), source.fileno(), 0, size)
+            target.seek(0)
+            copy, now = (store.sum_up_next(file, size).digest() for file in (target, source))
+            return copy == now
+        except EOFError:
+            return False
 
 
 # -------------------------------------------------------------------------------------------------
@@ -166,26 +151,22 @@ def receive(stream: IO[bytes], kept: str, part: str) -> MirrorNote:
     shutil.rmtree(part, ignore_errors=True)
     os.makedirs(part)
     note = None
-    try:
-        with outputs.open_archive(stream) as archive:
-            for member in archive:
-                if member.name == NOTE:
-                    said = archive.extractfile(member)
-                    assert said
-                    note = messages.read(MirrorNote, json.loads(said.read().decode()))
-                else:
-                    outputs.extract(archive, member, part)
-    except tarfile.TarError:
-        pass
+    with contextlib.suppress(tarfile.TarError), outputs.open_archive(stream) as archive:
+        for member in archive:
+            said = archive.extractfile(member) if member.name == NOTE else None
+            if said:
+                note = messages.read(MirrorNote, json.loads(said.read().decode()))
+            else:
+                outputs.extract(archive, member, part)
     if note is None:
         raise EOFError("the connection was lost")
     os.makedirs(kept, exist_ok=True)
     for path in note.torn:
-        _remove(os.path.join(part, path))
+        processes.remove(os.path.join(part, path))
     present = set(note.paths)
     for entry in list(outputs.walk(kept)):
         if entry.path not in present:
-            _remove(os.path.join(kept, entry.path))
+            processes.remove(os.path.join(kept, entry.path))
     for entry in outputs.walk(part):
         came, there = os.path.join(part, entry.path), os.path.join(kept, entry.path)
         # The copy may be all that is left of the work until then.
@@ -194,7 +175,9 @@ def receive(stream: IO[bytes], kept: str, part: str) -> MirrorNote:
         os.makedirs(os.path.dirname(there), exist_ok=True)
         os.replace(came, there)
     shutil.rmtree(part, ignore_errors=True)
-    _remove_empty(kept)
+    for folder, _, _ in os.walk(kept, topdown=False):
+        if folder != kept and not os.listdir(folder):
+            os.rmdir(folder)
     return note
 
 
@@ -203,14 +186,3 @@ def _is(path: str, kind: str) -> bool:
         return not os.path.islink(path) and snapshots.judge(path) == kind
     except OSError:
         return False
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _remove_empty(top: str) -> None:
-    for folder, _, _ in os.walk(top, topdown=False):
-        if folder != top and not os.listdir(folder):
-            os.rmdir(folder)

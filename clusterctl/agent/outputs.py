@@ -8,6 +8,7 @@ Inode numbers are left out, as some network file systems do not keep them.
 
 import contextlib
 import os
+import re
 import stat
 from typing import (
     IO,
@@ -100,32 +101,21 @@ def note_staged(job: str, paths: Container[str]) -> None:
 
 
 def _render(entry: FileEntry) -> bytes:
-    numbers = f"{entry.size} {entry.modified} {entry.changed} ".encode()
-    return numbers + os.fsencode(entry.path) + b"\0"
+    """As `find` writes it, but that its seconds may have more digits."""
+    times = ("{}.{:09d}".format(*divmod(time, 10**9)) for time in (entry.modified, entry.changed))
+    return " ".join([str(entry.size), *times, ""]).encode() + os.fsencode(entry.path) + b"\0"
 
 
 def list_outputs(job: str, failed: Optional[List[OSError]] = None) -> List[FileEntry]:
     """By path; `failed`: see `walk`. Raises OSError, also where the note of what was staged is
     missing."""
     with open(os.path.join(job, STAGED), "rb") as file:
-        staged = set(map(_read_row, file.read().split(b"\0")[:-1]))
+        rows = file.read().split(b"\0")[:-1]
+    staged = {re.sub(rb"(\.\d{9})\d* ", rb"\1 ", row, count=2) for row in rows}
     work = os.path.join(job, WORK)
     os.stat(work)
     found = walk(work, failed=failed)
     return sorted(entry for entry in found if _render(entry)[:-1] not in staged)
-
-
-def _read_row(row: bytes) -> bytes:
-    """As `_render` writes it: `find` writes times as seconds with a fraction."""
-    size, modified, changed, path = row.split(b" ", 3)
-    return b" ".join([size, _read_time(modified), _read_time(changed), path])
-
-
-def _read_time(text: bytes) -> bytes:
-    seconds, point, fraction = text.partition(b".")
-    if not point:
-        return text
-    return str(int(seconds) * 10**9 + int(fraction[:9].ljust(9, b"0"))).encode()
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import subprocess
 import threading
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from . import processes
 
@@ -21,9 +21,8 @@ class PointQueue:
 
     def __init__(self, job: str) -> None:
         self._job, self._lock = job, threading.Lock()
-        self._todo = processes.read(os.path.join(job, "todo")).decode().split()
-        taken = processes.read(os.path.join(job, "taken")).decode().strip()
-        self._taken = int(taken or 0)
+        self._todo = processes.read_text(os.path.join(job, "todo")).split()
+        self._taken = int(processes.read_text(os.path.join(job, "taken")) or 0)
         self._returned: List[str] = []
 
     def take(self) -> Optional[str]:
@@ -31,10 +30,7 @@ class PointQueue:
         with self._lock, contextlib.suppress(OSError):
             if os.path.exists(os.path.join(self._job, "stopping")) or self.is_empty():
                 return None
-            path = os.path.join(self._job, "taken")
-            with open(path + ".new", "w") as file:
-                file.write(f"{self._taken + 1}\n")
-            os.replace(path + ".new", path)
+            processes.write(os.path.join(self._job, "taken"), f"{self._taken + 1}\n")
             self._taken += 1
             return self._todo[self._taken - 1]
         return None
@@ -60,11 +56,7 @@ class Sweep:
 
     def run(self, slots: Sequence[Tuple[str, str, int]]) -> bool:
         """`slots`: node, the job's folder there, number. Whether all points have ended well."""
-        threads = [threading.Thread(target=self._work, args=(slot,)) for slot in slots]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        processes.do_each(self._work, slots)
         return not self._failed and self._queue.is_empty()
 
     def _work(self, slot: Tuple[str, str, int]) -> None:
@@ -91,20 +83,13 @@ class Sweep:
                     self._failed = True
 
 
-def _ask(shell: "subprocess.Popen[bytes]", point: str) -> Optional[str]:
+def _ask(shell: Any, point: str) -> Optional[str]:
     """Has a slot run a point; its exit code. None: the node is gone."""
-    assert shell.stdin
-    assert shell.stdout
     with contextlib.suppress(OSError):
         shell.stdin.write(point.encode() + b"\n")
         shell.stdin.flush()
-        for line in _read_lines(shell):
+        for line in iter(shell.stdout.readline, b""):
             words = line.split()
             if words[:2] == [MARK, point.encode()] and len(words) == 3:
-                return words[2].decode()
+                return str(words[2].decode())
     return None
-
-
-def _read_lines(shell: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    assert shell.stdout
-    return iter(shell.stdout.readline, b"")

@@ -10,8 +10,9 @@ import fcntl
 import os
 import re
 import signal
+import threading
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from . import messages
 
@@ -22,6 +23,12 @@ NOTING = 0.3
 SHELL = re.compile(r"(^|[/-])(ba|da|a|z|k|mk|c|tc|fi)?sh$")
 TRAP = 5.0
 """Seconds for a wrapper to come to its trap."""
+LIMIT = 12
+"""Seconds that a program has to answer a question: Slurm's own limit is 10."""
+SILENT = 124
+"""The exit code of a command that did not end in its time."""
+OF_RANK = ("oom", "told", "alone", "started", "exit")
+"""What a node says of each of its ranks."""
 CATCHES_TERM = 1 << (signal.SIGTERM - 1)
 
 
@@ -53,10 +60,10 @@ def read_text(path: str) -> str:
     return decode(read(path)).strip()
 
 
-def write(path: str, text: str) -> None:
-    """In one step: nobody reads a part of it."""
-    with open(path + ".new", "w") as file:
-        file.write(text)
+def write(path: str, text: Any) -> None:
+    """A text or bytes, in one step: nobody reads a part of it."""
+    with open(path + ".new", "wb") as file:
+        file.write(text if isinstance(text, bytes) else text.encode(errors="surrogateescape"))
     os.replace(path + ".new", path)
 
 
@@ -65,16 +72,68 @@ def remove(path: str) -> None:
         os.unlink(path)
 
 
+def lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether nobody else has it locked."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def is_locked(path: str) -> bool:
     """The kernel drops the lock of a process that has ended."""
     try:
-        with open(path, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
+        with open(path, "rb") as file:
+            return not lock(file, fcntl.LOCK_SH)
     except OSError:
         return False
+
+
+class Said(NamedTuple):
+    """How a command has ended, and what it has written."""
+
+    code: int
+    out: str
+    err: str
+
+
+def call(
+    *words: str,
+    limit: Optional[float] = LIMIT,
+    folder: Optional[str] = None,
+    variables: Optional[Dict[str, str]] = None,
+    stdin: str = "",
+) -> Said:
+    """It has so many seconds; SILENT: it did not end in them."""
+    import subprocess  # what lists outputs needs none
+
+    pipe = subprocess.PIPE
+    try:
+        done = subprocess.run(
+            words,
+            input=stdin.encode(),
+            stdout=pipe,
+            stderr=pipe,
+            timeout=limit,
+            check=False,
+            cwd=folder,
+            env={**os.environ, **(variables or {})},
+        )
+    except OSError as error:
+        return Said(127, "", f"{words[0]}: {error.strerror}")
+    except subprocess.TimeoutExpired:
+        return Said(SILENT, "", "")
+    return Said(done.returncode, decode(done.stdout), decode(done.stderr))
+
+
+def do_each(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
+    """All at once."""
+    threads = [threading.Thread(target=work, args=(item,), daemon=True) for item in items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def list_living(tag: str) -> List[int]:
@@ -107,6 +166,12 @@ def read_stat(pid: int) -> Optional[ProcessStat]:
     return ProcessStat(head.partition("(")[2], words[0], int(words[1]), used, int(words[19]))
 
 
+def read_status(pid: int, name: str) -> str:
+    """The first word of that line of /proc/PID/status; "" where the process has ended."""
+    found = re.search(rf"(?m)^{name}:\s*(\S+)", read_text(f"/proc/{pid}/status"))
+    return found.group(1) if found else ""
+
+
 def read_link(path: str) -> str:
     """ "" where there is none."""
     try:
@@ -128,49 +193,34 @@ def list_programs(tag: str) -> List[RankProgram]:
     comes before what it has started, whose end would let it go on, and end, before it has had its
     SIGTERM."""
     ranks = {pid: rank for pid in list_living(tag) for rank in [read_rank(pid)] if rank}
-    above = {pid: _read_parent(pid) for pid in ranks}
-    catches = {pid: _catches_term(pid) for pid in ranks}
+    above = {pid: int(read_status(pid, "PPid") or 0) for pid in ranks}
+    catches = {pid: _has_trap(pid) and not _is_shell(pid) for pid in ranks}
 
     def is_due(pid: int) -> bool:
         parent = above[pid]
         return parent not in ranks or (is_due(parent) and not catches[parent])
 
-    ordered: Dict[int, RankProgram] = {}
+    def count_above(pid: int) -> int:
+        return 1 + count_above(above[pid]) if above[pid] in ranks else 0
 
-    def add(pid: int) -> None:
-        if pid not in ordered:
-            if above[pid] in ranks:
-                add(above[pid])
-            ordered[pid] = RankProgram(pid, ranks[pid], is_due(pid))
-
-    for pid in ranks:
-        add(pid)
-    return list(ordered.values())
+    ordered = sorted(ranks, key=count_above)
+    return [RankProgram(pid, ranks[pid], is_due(pid)) for pid in ordered]
 
 
-def _read_parent(pid: int) -> int:
-    found = re.search(rb"^PPid:\s*(\d+)", read(f"/proc/{pid}/status"), re.MULTILINE)
-    return int(found.group(1)) if found else 0
-
-
-def _catches_term(pid: int) -> bool:
-    first = os.fsdecode(read(f"/proc/{pid}/cmdline").partition(b"\0")[0])
-    return not SHELL.search(first) and _has_trap(pid)
+def _is_shell(pid: int) -> bool:
+    return bool(SHELL.search(os.fsdecode(read(f"/proc/{pid}/cmdline").partition(b"\0")[0])))
 
 
 def _has_trap(pid: int) -> bool:
     """Whether SIGTERM would not simply end that process."""
-    status = read(f"/proc/{pid}/status")
-    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
-    return bool(found and int(found.group(1), 16) & CATCHES_TERM)
+    return bool(int(read_status(pid, "SigCgt") or "0", 16) & CATCHES_TERM)
 
 
 def send(pid: int, number: int) -> None:
     """To one process: 0 and numbers below it are groups."""
-    if pid <= 0:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+    if pid > 0:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def read_boot() -> str:
@@ -182,9 +232,8 @@ def read_boot() -> str:
 def parse_boot(noted: bytes) -> str:
     """The same of what rank.sh has noted: the boot id, and a line of /proc/1/stat, of which the
     time when that process began stays as it is."""
-    boot, _, process = noted.decode(errors="replace").partition("\n")
-    first = process.rpartition(")")[2].split()
-    return "{} {}".format(boot, first[19] if len(first) > 19 else "").strip()
+    boot, _, process = decode(noted).partition("\n")
+    return " ".join([boot, *process.rpartition(")")[2].split()[19:20]])
 
 
 def catch(names: Sequence[str], tell: Callable[[str], None]) -> None:
@@ -230,9 +279,8 @@ class Processes:
             if program.due:
                 send(program.pid, signal.SIGTERM)
             else:
-                with contextlib.suppress(OSError), open(
-                    self._locate(program.rank, "term"), "a"
-                ) as file:
+                path = self._locate(program.rank, "term")
+                with contextlib.suppress(OSError), open(path, "a") as file:
                     file.write(f"{program.pid}\n")
             send(program.pid, signal.SIGCONT)
 
@@ -271,10 +319,8 @@ class Processes:
             if os.path.exists(self._locate(rank, "exit")):
                 return
             time.sleep(LOOK)
-        if (
-            os.path.exists(self._locate(rank, "term"))
-            and read(self._locate(rank, "pid")) == attempt
-        ):
+        is_told = os.path.exists(self._locate(rank, "term"))
+        if is_told and read(self._locate(rank, "pid")) == attempt:
             self.kill(rank)
 
     def kill(self, rank: Optional[str] = None) -> None:
@@ -316,33 +362,23 @@ class Processes:
     def look(self) -> Iterator[messages.Fact]:
         """Facts about this node, as `supervise` takes them: a word, and what belongs to it."""
         yield "survivors", len(list_living(self._tag))
-        try:
-            disk = os.statvfs(self._job)
-            if disk.f_bavail * disk.f_frsize < 65536:
-                yield ("full",)
-        except OSError:
-            pass
+        disk = os.statvfs(self._job)
+        if disk.f_bavail * disk.f_frsize < 65536:
+            yield ("full",)
         boot = parse_boot(read(os.path.join(self._out, "boot")))
         if boot and boot != read_boot():
             yield "node", "restarted"
         ending = os.path.join(self._job, "..", "..", "ending")  # of the machine: deadline, spot
         staged = os.path.join(self._job, ".staged")
         if read(ending) and os.stat(ending).st_mtime > os.stat(staged).st_mtime:
-            yield "node", read(ending).decode().split()[0]
-        try:
-            names = sorted(os.listdir(self._out))
-        except OSError:
-            return
-        for word in ("oom", "told", "alone", "started", "exit"):
-            suffix = "." + ("pid" if word == "started" else word)
-            for name in names:
-                rank = name[len("rank-") : -len(suffix)]
-                if name != f"rank-{rank}{suffix}":
-                    continue
-                if word == "alone" and os.path.exists(self._locate(rank, "met")):
-                    continue
-                path = os.path.join(self._out, name)
-                said = [] if word == "started" else read(path).decode().split()
+            yield "node", read_text(ending).split()[0]
+        for name in sorted(os.listdir(self._out)):
+            rank, _, suffix = name[len("rank-") :].partition(".")
+            word = "started" if suffix == "pid" else suffix
+            if not name.startswith("rank-") or word not in OF_RANK:
+                continue
+            if word != "alone" or not os.path.exists(self._locate(rank, "met")):
+                said = [] if word == "started" else read_text(self._locate(rank, word)).split()
                 with contextlib.suppress(ValueError):
                     yield messages.read_fact([word, rank, *said])
 
@@ -352,11 +388,9 @@ class Processes:
 
 def _create(path: str) -> bool:
     """Whether this is who made the file."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), open(path, "x"):
+        return True
+    return False
 
 
 def _wait_for_end(living: Callable[[], List[int]], seconds: float) -> bool:

@@ -7,60 +7,23 @@ import os
 import pwd
 import re
 import shutil
-import subprocess
+import sys
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from . import processes, scripts
+from . import messages, processes, scripts
+from .processes import SILENT, call
 
 AGE = 5
 """Seconds for which an answer of the queue is good for everybody, or its silence."""
 QUEUE_AGE = "CLUSTERCTL_QUEUE_AGE"
 """The variable with the seconds for which an answer is good for whoever asks now, if more."""
-LIMIT = 12
-"""Seconds that the queue has to answer a question: Slurm's own limit is 10."""
 HAND_IN = 120
 """Seconds that it has to take a job."""
 LATE = 30
 """Seconds after which whoever was to hand a job in does not any more."""
 AGAIN = 2
 """Seconds between two attempts to hand a job in."""
-SILENT = 124
-"""The exit code of a command that did not end in its time."""
-
-
-class Said(NamedTuple):
-    """How a command has ended, and what it has written."""
-
-    code: int
-    out: str
-    err: str
-
-
-def call(
-    *words: str,
-    limit: float = LIMIT,
-    folder: Optional[str] = None,
-    variables: Optional[Dict[str, str]] = None,
-    stdin: str = "",
-) -> Said:
-    pipe = subprocess.PIPE
-    try:
-        done = subprocess.run(
-            words,
-            input=stdin.encode(),
-            stdout=pipe,
-            stderr=pipe,
-            timeout=limit,
-            check=False,
-            cwd=folder,
-            env={**os.environ, **(variables or {})},
-        )
-    except OSError as error:
-        return Said(127, "", f"{words[0]}: {error.strerror}")
-    except subprocess.TimeoutExpired:
-        return Said(SILENT, "", "")
-    return Said(done.returncode, processes.decode(done.stdout), processes.decode(done.stderr))
 
 
 def parse_rows(text: str) -> Dict[str, str]:
@@ -86,8 +49,6 @@ class SlurmQueue:
     END = "scancel"
     NUMBER = "SLURM_JOB_ID"
     HAS_PARTITIONS = True
-    NAMES = "-J|--job-name"
-    """The options with a job's name, as a pattern."""
     DOWN = "connect failure"
     """What it says, as a pattern, when it could not even be asked."""
     LIVES = scripts.SLURM_LIVES
@@ -103,14 +64,12 @@ class SlurmQueue:
         """`STATE|CODE:SIGNAL|REASON` of a job that has left the queue. "": it has not; None: no
         answer."""
         said = call("scontrol", "show", "job", "-o", native)
-        if said.out.startswith("JobId="):
-            found = self.read_end(said.out)
-            if self.LIVES.match(found):
-                return ""
-        elif "Invalid job id" in said.out + said.err:
-            found = ""
-        else:
+        known = said.out.startswith("JobId=")
+        if not known and "Invalid job id" not in said.out + said.err:
             return None
+        found = self.read_end(said.out) if known else ""
+        if known and self.LIVES.match(found):
+            return ""
         if not found and shutil.which("sacct"):
             words = ("sacct", "-X", "-n", "-P", "-o", "State,ExitCode,Reason", "-j", native)
             found = self.choose_end(call(*words).out.splitlines())
@@ -120,32 +79,27 @@ class SlurmQueue:
         """From what scontrol prints: of several tasks, one that is there, or what went wrong."""
         ends = []
         for line in text.splitlines():
-            parts = (item.partition("=") for item in line.split())
-            values = {name: value for name, _, value in parts}
+            values = scripts.read_fields(line)
             said = [values.get(name, "") for name in ("JobState", "ExitCode")]
-            ends.append("|".join([*said, scripts.explain_slurm(line)]))
+            ends.append("|".join([*said, scripts.explain_slurm(values)]))
         return next(filter(self.LIVES.match, reversed(ends)), self.choose_end(ends))
 
     def choose_end(self, ends: List[str]) -> str:
         """The first that has not gone well, or the last."""
         return next((end for end in ends if not end.startswith("COMPLETED")), "".join(ends[-1:]))
 
-    def describe(self, native: str, row: str) -> Optional[List[scripts.Part]]:
-        """The tasks of a job that was handed in as it is, or itself; `row`: what the queue has said
-        of it. None: no answer."""
-        said = call("scontrol", "show", "job", "-o", native)
-        if said.out.startswith("JobId="):
-            return scripts.read_slurm_tasks(said.out)
-        return [] if "Invalid job id" in said.out + said.err else None
+    def describe(self, native: str, row: str) -> List[scripts.Part]:
+        """The tasks of a job that was handed in as it is, or itself, as far as the queue says;
+        `row`: what it has listed of it."""
+        said = call("scontrol", "show", "job", "-o", native).out
+        return scripts.read_slurm_tasks(said) if said.startswith("JobId=") else []
 
     def appends(self, options: str) -> bool:
         """Whether output is added to a file that is there; `options`: each behind a NUL."""
         given = re.findall("\0--open-mode[\0=]*([at])", options)
-        given = given[-1:] or [os.environ.get("SBATCH_OPEN_MODE", "")[:1]]
-        if given[0]:
-            return bool(given[0] == "a")
-        said = call("scontrol", "show", "config", limit=5).out
-        return bool(re.search(r"(?m)^JobFileAppend\s*=\s*1", said))
+        mode = given[-1] if given else os.environ.get("SBATCH_OPEN_MODE", "")[:1]
+        said = "" if mode else call("scontrol", "show", "config", limit=5).out
+        return mode == "a" or bool(re.search(r"(?m)^JobFileAppend\s*=\s*1", said))
 
     def stay_in_copy(self, options: str) -> List[str]:
         """Options with which a script of the user's own starts in the copy of its tree: none."""
@@ -178,7 +132,6 @@ class GridQueue:
     END = "qdel"
     NUMBER = "JOB_ID"
     HAS_PARTITIONS = False
-    NAMES = "-N"
     DOWN = "Connection refused|got (select|send) error"
     """What it says, as a pattern, when it could not even be asked."""
 
@@ -211,13 +164,13 @@ class GridQueue:
         said = "COMPLETED" if code == why[0] == "0" else "FAILED"
         return "{}|{}|{}".format(said, code, "" if why[0] == "0" else " ".join(why))
 
-    def describe(self, native: str, row: str) -> Optional[List[scripts.Part]]:
+    def describe(self, native: str, row: str) -> List[scripts.Part]:
         """What runs is known from qstat, what has ended from qacct, where there is one."""
         said = call("qstat", "-j", native)
         if said.code == 0 and "job_number" in said.out:
             return scripts.read_grid_tasks(native, said.out, row)
         if "do not exist" not in said.err + said.out:
-            return None
+            return []
         records = re.split("={20,}", call("qacct", "-j", native).out)
         found = ((record, self.read_end(record)) for record in records)
         parts = (scripts.read_grid_record(record, end) for record, end in found if end)
@@ -301,7 +254,7 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
             if own and not deaf:
                 if scripts.has_news(folder, said.get(native, "")):
                     parts = batch.describe(native, rows.get(native, ""))
-                    scripts.learn(folder, parts or (), said.get(native, ""))
+                    scripts.learn(folder, parts, said.get(native, ""))
                 ended = native not in rows and scripts.note_end(folder)
                 yield from _read_lines(folder)[len(lines) :]
                 if ended:
@@ -394,28 +347,26 @@ def _find_age(path: str) -> Optional[float]:
 # Handing in.
 
 
-class Refused(Exception):
-    """The queue has not taken the job; why."""
-
-
 def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> Iterator[str]:
     """Hands in the script of that job; what is known of it then, as `survey` says it, of which the
     queue is not asked: that waits for a follower. The queue has so many seconds, if it is down as
-    if it is slow. On record as queued before the queue has it, nothing comes too late. Raises
-    Refused. `name`: the job's there."""
+    if it is slow. On record as queued before the queue has it, nothing comes too late. Ends this
+    program with the reason where the queue does not take it. `name`: the job's there."""
     from . import supervise
 
     os.chdir(job)  # the queue starts the job there
     batch = SYSTEMS[system]
     supervise.State(job).note(("queued", None))
-    own = scripts.read_own(".")
-    words, where, variables = own or (("job.sh",), "", {})
-    if own:
+    own = messages.OwnScript(["job.sh"], "", {})
+    if scripts.is_own("."):
+        own = messages.load(messages.OwnScript, scripts.OWN)
+    words, where, variables = own
+    if where:
         in_place = not where.startswith(job)
         variables = scripts.choose_environment(job, own, in_place)
         lines = scripts.read_directives(where, words)
         if not in_place:
-            scripts.make_output_folders(where, words, lines, batch.NAMES)
+            scripts.make_output_folders(where, words, lines)
             words = [*batch.stay_in_copy(" ".join([*words, *lines])), *words]
         scripts.note_earlier(job, where, words, lines, batch.appends)
     until = time.monotonic() + patience
@@ -427,25 +378,20 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> Iter
             break
         time.sleep(AGAIN)
     if said.code == SILENT:
-        raise Refused(
-            f"no answer from the queue in {patience:g} s;"
-            f" if it accepted the job, its name there is {name}"
-        )
+        why = f"no answer from the queue in {patience:g} s"
+        sys.exit(f"{why}; if it accepted the job, its name there is {name}")
     if said.code:
-        lines = said.err.splitlines()
-        raise Refused(" ".join(line for line in lines if not line.startswith("Exiting")))
+        complaints = said.err.splitlines()
+        sys.exit(" ".join(line for line in complaints if not line.startswith("Exiting")))
     # Of an array, Grid Engine prints its tasks, too: 4711.1-8:1
     native = said.out.partition("\n")[0].partition(".")[0]
     if not re.match(r"\d+(;|$)", native):
-        raise Refused(
-            "the queue gave no number for the job: " + " ".join((said.out + said.err).split())
-        )
+        answer = " ".join((said.out + said.err).split())
+        sys.exit(f"the queue gave no number for the job: {answer}")
     processes.write("native", native + "\n")
     number = native.partition(";")[0]
-    if own and not in_place:
-        scripts.make_output_folders(where, words, lines, batch.NAMES, number)
-    if own:
-        scripts.learn(".", batch.describe(number, "") or ())
+    if where:
+        scripts.learn(".", batch.describe(number, ""))
     if processes.read_text("stop"):  # cancelled meanwhile
         call(batch.END, number)
     return iter([f"@@job {os.path.basename(job)} {number}", *_read_lines(".")])

@@ -16,15 +16,7 @@ from io import BufferedReader
 from typing import IO, Any, Callable, Dict, List, Sequence, Tuple, TypeVar
 
 from .messages import MARK, NEWS, ORDERS, check_kinds, hear, pack, unpack
-from .store import (
-    FileStore,
-    Missing,
-    TreeEntry,
-    list_files,
-    move,
-    read_manifest,
-    write_all,
-)
+from .store import FileStore, Missing, TreeEntry, list_files, move, read_manifest, write_all
 
 T = TypeVar("T")
 
@@ -64,15 +56,6 @@ class StoreServer:
         self._entries: List[TreeEntry] = []
         self._wrong: List[str] = []
         self._left = 0
-        self._verbs: Dict[str, Callable[..., None]] = {
-            "manifest": self._compare,
-            "file": self._take,
-            "data": self._begin,
-            "end": self._end,
-            "feed": self._feed,
-            "stop": self._stop,
-            "make": self._make,
-        }
 
     def run(self) -> None:
         try:
@@ -103,7 +86,7 @@ class StoreServer:
         if not line:
             raise EOFError
         verb, *args = check_kinds(json.loads(line.decode()), ORDERS)
-        self._verbs[verb](*args)
+        getattr(self, "_do_" + verb)(*args)
 
     def _hear(self, read: Callable[[], T]) -> T:
         """While it passes files on, it is used, however long nothing is asked."""
@@ -120,7 +103,7 @@ class StoreServer:
             raise EOFError
         return data
 
-    def _compare(self, size: int) -> None:
+    def _do_manifest(self, size: int) -> None:
         self._manifest = self._read(size)
         self._entries = read_manifest(self._manifest)
         missing = self._store.find_missing(self._entries)
@@ -128,19 +111,19 @@ class StoreServer:
         rows = [(index[wanted.digest], wanted.had) for wanted in missing]
         self._say("missing", self._store.identify(), rows)
 
-    def _take(self, *words: Any) -> None:
+    def _do_file(self, *words: Any) -> None:
         wanted = Missing(*words)
         if not self._store.put(wanted, self.fill):
             self._wrong.append(wanted.digest)
 
-    def _begin(self, size: int) -> None:
+    def _do_data(self, size: int) -> None:
         self._left = size
 
-    def _end(self) -> None:
+    def _do_end(self) -> None:
         self._say("end", self._wrong)
         self._wrong = []
 
-    def _feed(self, name: str, command: Sequence[str]) -> None:
+    def _do_feed(self, name: str, command: Sequence[str]) -> None:
         try:
             feed = self._feeds[name] = Feed(self._store, self._manifest, command)
         except OSError as error:
@@ -148,11 +131,11 @@ class StoreServer:
             return
         threading.Thread(target=feed.run, args=(name, self._say), daemon=True).start()
 
-    def _stop(self, name: str) -> None:
+    def _do_stop(self, name: str) -> None:
         if name in self._feeds:
             self._feeds[name].stop()
 
-    def _make(self, folder: str, link: bool) -> None:
+    def _do_make(self, folder: str, link: bool) -> None:
         self._store.make(folder, self._entries, link)
         self._say("made")
 
@@ -163,7 +146,7 @@ class Feed:
     def __init__(self, store: FileStore, manifest: bytes, command: Sequence[str]) -> None:
         self._store, self._manifest = store, manifest
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        self._process: Any = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
         assert self._process.stdin
         self._out = self._process.stdin.fileno()
         _enlarge(self._out)
@@ -206,7 +189,6 @@ class Feed:
         return f"{len(wrong)} files did not arrive as they were sent"
 
     def _await(self, verb: str) -> List[Any]:
-        assert self._process.stdout
         for line in iter(self._process.stdout.readline, b""):
             said = read_news(line)
             if said and said[0] == "error":
@@ -221,12 +203,11 @@ class Feed:
             said = self._process.communicate(timeout=1)[1]
         except (subprocess.TimeoutExpired, OSError, ValueError):
             return ""
-        lines = said.decode(errors="replace").strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        return str(said.decode(errors="replace").strip().rpartition("\n")[2].strip())
 
     @property
     def runs(self) -> bool:
-        return self._process.poll() is None
+        return bool(self._process.poll() is None)
 
     def stop(self) -> None:
         """Ends it, wherever it is."""

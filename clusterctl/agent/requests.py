@@ -11,6 +11,7 @@ import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
 from . import processes, queues, scripts
+from .processes import SILENT, call
 
 LIMIT = 6
 """Seconds that the queue has to say whether it could run a job."""
@@ -60,23 +61,20 @@ def _list_refusals(given: Dict[str, Any], path: str, digest: str) -> Iterator[Re
         return
     if given["modules"]:
         yield from _check_modules(given["modules"])
-    yield from _check_outputs(given)
-    if queues.SYSTEMS[given["system"]].HAS_PARTITIONS:
-        yield from _ask_slurm(given["words"], given["lines"])
-    else:
-        yield from _ask_grid(given["words"], given["lines"])
+    words, lines = given["words"], given["lines"]
+    slurm = queues.SYSTEMS[given["system"]].HAS_PARTITIONS
+    options = scripts.join_options(lines, words)
+    yield from _check_outputs(given["folder"], options, slurm)
+    yield from (_ask_slurm if slurm else _ask_grid)(words, lines, options)
 
 
 def _is_missing(path: str) -> bool:
     return path.startswith(("/", "~")) and not os.path.exists(os.path.expanduser(path))
 
 
-def _check_outputs(given: Dict[str, Any]) -> Iterator[Refusal]:
+def _check_outputs(folder: str, options: str, slurm: bool) -> Iterator[Refusal]:
     """Of folders that are named: the nodes share those of this one. A copy of the tree, in which
     other paths begin, is made later, with the folders that it needs."""
-    lines = (word for line in given["lines"] for word in scripts.split(line))
-    options = "\0".join(["", *lines, *given["words"]])
-    folder, slurm = given["folder"], queues.SYSTEMS[given["system"]].HAS_PARTITIONS
     if folder and not (slurm or "\0-cwd" in options):
         folder = os.path.expanduser("~")
     start = _find(options, "-D|--chdir" if slurm else "-wd")
@@ -98,7 +96,7 @@ def _require_folder(what: str, path: str, place: str) -> Iterator[Refusal]:
 
 
 def _check_modules(names: Sequence[str]) -> Iterator[Refusal]:
-    said = queues.call("/bin/bash", "-lc", _MODULES, "sh", *names, limit=MODULE_LIMIT)
+    said = call("/bin/bash", "-lc", _MODULES, "sh", *names, limit=MODULE_LIMIT)
     if said.code == 1 and "@@" in said.out:
         name = said.out.rpartition("@@")[2].strip()
         why = re.sub(r"^sh: line \d+: ", "", said.err.strip().rpartition("\n")[2])
@@ -118,19 +116,15 @@ _LATER = re.compile(
 _NEVER = "node configuration is not available"
 
 
-def _ask_slurm(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
+def _ask_slurm(words: Sequence[str], lines: Sequence[str], options: str) -> Iterator[Refusal]:
     """`--test-only` knows no limit of time and no closed partition."""
     if any(re.match(r"\s*(het|pack)job", line) for line in lines) or ":" in words:
         return  # of several parts, each with options of its own
-    options = "\0".join(["", *(word for line in lines for word in scripts.split(line)), *words])
-    said = queues.call("scontrol", "show", "partition", "-o", limit=LIMIT)
-    if said.code == queues.SILENT:
+    said = call("scontrol", "show", "partition", "-o", limit=LIMIT)
+    if said.code == SILENT:
         return
-    rows = [
-        dict(item.partition("=")[::2] for item in line.split())
-        for line in said.out.splitlines()
-        if line.startswith("PartitionName=")
-    ]
+    lines_of = [line for line in said.out.splitlines() if line.startswith("PartitionName=")]
+    rows = [*map(scripts.read_fields, lines_of)]
     usual = [row["PartitionName"] for row in rows if row.get("Default") == "YES"]
     names = _find(options, "-p|--partition", ",".join(usual)).split(",")
     chosen = [row for row in rows if row["PartitionName"] in names]
@@ -145,14 +139,14 @@ def _ask_slurm(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
         yield Refusal("; ".join(obstacles), hint, closed)
         return
     script = "\n".join(["#!/bin/sh", *(f"#SBATCH {line}" for line in lines), ":", ""])
-    said = queues.call("sbatch", "--test-only", *words, limit=LIMIT, stdin=script)
+    said = call("sbatch", "--test-only", *words, limit=LIMIT, stdin=script)
     complaints = re.findall("(?m)^(?:sbatch: error|allocation failure): (.*)", said.err)
-    if said.code in (0, queues.SILENT) or not complaints:
+    if said.code in (0, SILENT) or not complaints:
         return
     why = complaints[-1]
     if _NEVER in why:
         asked = ("sinfo", "-h", "-N", "-o", "%T", "-p", ",".join(names))
-        states = queues.call(*asked, limit=LIMIT)
+        states = call(*asked, limit=LIMIT)
         if states.code or _AWAY.search(states.out):
             return
         yield Refusal(
@@ -193,18 +187,13 @@ def _find_obstacle(row: Dict[str, str], options: str) -> str:
 
 def _read_minutes(text: str) -> float:
     """`90`, `90:00`, `1:30:00`, `1-2`, `1-2:30`, `1-2:30:00`; 0: none or no limit."""
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if not all(part.isdigit() for part in [*parts, days or "0"]):
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if not found:
         return 0.0
-    numbers = [*map(float, parts)]
-    if dash:
-        hours, minutes, seconds = [*numbers, 0.0, 0.0][:3]
-    elif len(numbers) > 2:
-        hours, minutes, seconds = numbers[:3]
-    else:
-        hours, (minutes, seconds) = 0.0, [*numbers, 0.0][:2]
-    return float(days or 0) * 1440 + hours * 60 + minutes + seconds / 60
+    days, first, second, third = (float(part or 0) for part in found.groups())
+    hours = found.group(1) or found.group(4)  # else minutes and seconds
+    minutes = first * 60 + second + third / 60 if hours else first + second / 60
+    return days * 1440 + minutes
 
 
 # -------------------------------------------------------------------------------------------------
@@ -214,11 +203,11 @@ _UNKNOWN = r"requests unknown resource \((\w+)\)"
 """It looks at no load: `mem_free` is unknown to it, and may be met."""
 
 
-def _ask_grid(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
+def _ask_grid(words: Sequence[str], lines: Sequence[str], options: str) -> Iterator[Refusal]:
     script = "\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), ":", ""])
-    said = queues.call("qsub", "-w", "v", *words, limit=LIMIT, stdin=script)
+    said = call("qsub", "-w", "v", *words, limit=LIMIT, stdin=script)
     why = said.out + said.err
-    if said.code in (0, queues.SILENT) or re.search(queues.GridQueue.DOWN, why):
+    if said.code in (0, SILENT) or re.search(queues.GridQueue.DOWN, why):
         return
     unknown = set(re.findall(_UNKNOWN, why))
     if unknown and not any(map(_is_nowhere, unknown)):
@@ -231,7 +220,7 @@ def _ask_grid(words: Sequence[str], lines: Sequence[str]) -> Iterator[Refusal]:
 
 def _is_nowhere(resource: str) -> bool:
     """Whether all hosts say what they have, and none of them has that."""
-    said = queues.call("qstat", "-F", resource, limit=LIMIT)
+    said = call("qstat", "-F", resource, limit=LIMIT)
     rows = re.findall(r"(?m)^\S+@\S+ +[A-Z]+ .*", said.out)
     away = any("-NA-" in row or re.search(r" [a-zA-Z]*u[a-zA-Z]* *$", row) for row in rows)
     return bool(rows) and not away and f":{resource}=" not in said.out

@@ -6,15 +6,15 @@ import contextlib
 import os
 import shlex
 import shutil
-from typing import IO, List, Sequence
+from typing import IO, Any, Callable, Iterator, List, Sequence
 
-from . import outputs, processes, snapshots
-from .messages import SnapshotWish
+from . import messages, outputs, processes, snapshots
+from .messages import Fact
 
 FOUND, NONE, REFUSED = "found", "none", "refused"
 
 
-def list_snapshots(job: str, patterns: Sequence[str]) -> List[snapshots.Snapshot]:
+def _list_snapshots(job: str, patterns: Sequence[str]) -> List[snapshots.Snapshot]:
     work = os.path.join(job, outputs.WORK)
     return snapshots.sort_snapshots(
         (entry.path, entry.size, entry.modified)
@@ -24,49 +24,40 @@ def list_snapshots(job: str, patterns: Sequence[str]) -> List[snapshots.Snapshot
     )
 
 
-def list_cut(job: str, patterns: Sequence[str]) -> List[str]:
+def list_cut(job: str, patterns: Sequence[str]) -> Iterator[Fact]:
     """Those that were cut short."""
+    for item in _list_snapshots(job, patterns):
+        if snapshots.judge(os.path.join(job, outputs.WORK, item.path)) == snapshots.CUT:
+            yield (item.path,)
+
+
+def list_own(job: str, patterns: Sequence[str], first: int, count: int) -> Iterator[Fact]:
+    """Those that bear the numbers of these ranks, and were not cut short."""
+    for item in _list_snapshots(job, patterns):
+        marked = snapshots.mark(item.path)
+        place = os.path.join(job, outputs.WORK, item.path)
+        if marked and 0 <= marked.rank - first < count and snapshots.judge(place) != snapshots.CUT:
+            yield (item.path,)
+
+
+def choose(job: str, attempt: int, said: Any) -> Iterator[Fact]:
+    """FOUND, NONE, or REFUSED with the reason, for that SnapshotWish. `snapshot-N` gets the path;
+    where each rank has its own, then the same with <rank>, and how many digits that has. Rank 0
+    says what was passed over, and why."""
+    wish = messages.read(messages.SnapshotWish, said)
     work = os.path.join(job, outputs.WORK)
-    return [
-        item.path
-        for item in list_snapshots(job, patterns)
-        if snapshots.judge(os.path.join(work, item.path)) == snapshots.CUT
-    ]
-
-
-def list_own(job: str, patterns: Sequence[str], first: int, count: int) -> List[str]:
-    """Those of these ranks."""
-    found = list_snapshots(job, patterns)
-    return snapshots.list_own(os.path.join(job, outputs.WORK), found, first, count)
-
-
-def choose(job: str, attempt: int, wish: SnapshotWish) -> List[str]:
-    """FOUND, NONE, or REFUSED with the reason. `snapshot-N` gets the path; where each rank has its
-    own, then the same with <rank>, and how many digits that has. Rank 0 says what was passed over,
-    and why."""
-    note = _locate_note(job, attempt)
-    chooser = snapshots.Chooser(
-        os.path.join(job, outputs.WORK),
-        list_snapshots(job, wish.patterns),
-        wish.ranks,
-        wish.here,
-        wish.others,
-        wish.how.files,
-        wish.how.folders,
-    )
-    choice = chooser.choose(wish.how.nothing, wish.how.refusal)
+    choice = snapshots.Chooser(work, _list_snapshots(job, wish.patterns), wish).choose()
     _say(job, 0, choice.passed)
     if choice.refused:
-        return [REFUSED, choice.refused]
-    if not choice.path:
-        return [NONE]
-    own = [choice.own.path, str(choice.own.digits)] if choice.own else []
-    _note(note, b"".join(os.fsencode(line) + b"\n" for line in [choice.path, *own]))
-    path = choice.path
-    if choice.own:
-        path = choice.own.path.replace("<rank>", "0".zfill(choice.own.digits))
-    _say(job, 0, ["continuing from " + os.path.join(job, outputs.WORK, path)])
-    return [FOUND]
+        yield REFUSED, choice.refused
+    elif not choice.path:
+        yield (NONE,)
+    else:
+        own = [choice.own.path, str(choice.own.digits)] if choice.own else []
+        note = b"".join(os.fsencode(line) + b"\n" for line in [choice.path, *own])
+        _note(_locate_note(job, attempt), note)
+        _say(job, 0, ["continuing from " + os.path.join(work, choice.locate(0))])
+        yield (FOUND,)
 
 
 def _say(job: str, rank: int, lines: Sequence[str]) -> None:
@@ -88,14 +79,9 @@ def _locate_note(job: str, attempt: int) -> str:
 
 def _note(note: str, content: bytes) -> None:
     """For the ranks of this node, too."""
-    _write(note + ".sh", os.fsencode(write_snapshot(*map(os.fsdecode, content.splitlines()))))
-    _write(note, content)
-
-
-def _write(path: str, content: bytes) -> None:
-    with open(path + ".new", "wb") as file:
-        file.write(content)
-    os.replace(path + ".new", path)
+    lines = map(os.fsdecode, content.splitlines())
+    processes.write(note + ".sh", os.fsencode(write_snapshot(*lines)))
+    processes.write(note, content)
 
 
 def send(job: str, attempt: int, whole_folder: bool, out: IO[bytes]) -> None:
@@ -119,17 +105,10 @@ def receive(job: str, attempt: int, stream: IO[bytes]) -> None:
     note, since = _locate_note(job, attempt), _locate_note(job, attempt - 1)
     if not os.path.exists(since):
         since = os.path.join(job, outputs.STAGED)
-    edge = os.stat(since).st_mtime_ns
+    edge = os.stat(since).st_mtime_ns if attempt > 1 else -1
     outputs.unpack(stream, part)
-    came = os.path.join(part, outputs.WORK)
-    for entry in list(outputs.walk(came)) if os.path.isdir(came) else []:
-        target = os.path.join(work, entry.path)
-        if os.path.lexists(target) and (attempt == 1 or os.lstat(target).st_mtime_ns > edge):
-            continue
-        source = os.path.join(came, entry.path)
-        os.utime(source, None, follow_symlinks=False)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.replace(source, target)
+    for path in _bring(os.path.join(part, outputs.WORK), work, lambda _, there: there <= edge):
+        os.utime(os.path.join(work, path), None, follow_symlinks=False)
     # Its time is that of the end: the files that were brought are older.
     content = processes.read(os.path.join(part, os.path.basename(note)))
     if not content:
@@ -138,26 +117,34 @@ def receive(job: str, attempt: int, stream: IO[bytes]) -> None:
     shutil.rmtree(part)
 
 
+def _bring(part: str, work: str, wants: Callable[[int, int], bool]) -> List[str]:
+    """Moves the files below `part` to their places, and returns their paths. `wants`: whether one
+    with the first modification time takes the place of one with the second."""
+    moved = []
+    for entry in list(outputs.walk(part)):
+        target = os.path.join(work, entry.path)
+        if not os.path.lexists(target) or wants(entry.modified, os.lstat(target).st_mtime_ns):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.replace(os.path.join(part, entry.path), target)
+            moved.append(entry.path)
+    return moved
+
+
 def restore(job: str, rank: int, stream: IO[bytes]) -> None:
     """Unpacks copies of what was cut short here, and says so as that rank of this node."""
-    part, work = os.path.join(job, "restoring"), os.path.join(job, outputs.WORK)
+    part = os.path.join(job, "restoring")
     outputs.unpack(stream, part)
-    for entry in list(outputs.walk(part)):
-        os.replace(os.path.join(part, entry.path), os.path.join(work, entry.path))
+    for path in _bring(part, os.path.join(job, outputs.WORK), lambda *_: True):
         text = "it was cut short, so the last whole copy on the launcher takes its place"
-        _say(job, rank, [f"{entry.path}: {text}"])
+        _say(job, rank, [f"{path}: {text}"])
     shutil.rmtree(part)
 
 
 def inherit(job: str, stream: IO[bytes]) -> None:
     """Unpacks the outputs of a node that is lost, but leaves what is newer here."""
-    part, work = os.path.join(job, "inheriting"), os.path.join(job, outputs.WORK)
+    part = os.path.join(job, "inheriting")
     outputs.unpack(stream, part)
-    for entry in list(outputs.walk(part)):
-        target = os.path.join(work, entry.path)
-        if not os.path.lexists(target) or os.lstat(target).st_mtime_ns < entry.modified:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.replace(os.path.join(part, entry.path), target)
+    _bring(part, os.path.join(job, outputs.WORK), lambda came, there: there < came)
     shutil.rmtree(part)
 
 

@@ -13,7 +13,7 @@ import re
 import shlex
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from . import messages, processes
 
@@ -53,57 +53,43 @@ def is_own(folder: str) -> bool:
     return os.path.exists(os.path.join(folder, OWN))
 
 
-def read_own(folder: str) -> Optional["messages.OwnScript"]:
-    text = processes.read(os.path.join(folder, OWN)).decode()
-    return messages.read(messages.OwnScript, json.loads(text)) if text else None
-
-
 def read_directives(folder: str, words: Sequence[str]) -> List[str]:
     """What the lines of a script for the queue say. `words`: the script is one of them."""
     found: List[str] = []
     for word in words:
-        text = processes.read(os.path.join(folder, word))[: 64 << 10].decode(errors="replace")
+        text = processes.decode(processes.read(os.path.join(folder, word))[: 64 << 10])
         found += re.findall(r"(?m)^#(?:SBATCH|\$)(\s.*)", text)
     return found
 
 
-def make_output_folders(folder: str, words: Sequence[str], lines: Sequence[str], names: str,
-                        native: str = "") -> None:  # fmt: skip
-    """In a copy of the tree, which has no empty folders, and none that git ignores: those that a
-    script's own output is to go to, as its lines for the queue and the options before it say.
-    `names`: the options with a job's name, as a pattern; `native`: its number, once it is known."""
+def join_options(lines: Sequence[str], words: Sequence[str]) -> str:
+    """Those of a script's lines for the queue, and those before it, each behind a NUL."""
+    return "\0".join(["", *(word for line in lines for word in split(line)), *words])
+
+
+def _join_ahead(folder: str, words: Sequence[str], lines: Sequence[str]) -> str:
+    """The same without the script and its arguments."""
+    ahead = itertools.takewhile(lambda w: not os.path.isfile(os.path.join(folder, w)), words)
+    return join_options(lines, [*ahead])
+
+
+def make_output_folders(folder: str, words: Sequence[str], lines: Sequence[str]) -> None:
+    """In a copy of the tree, which has no empty folders, and none that git ignores. What the queue
+    fills in is not known yet."""
     folder = os.path.normpath(folder)
-    text, ahead = _join_options(folder, words, lines)
-    called = re.findall(rf"\0(?:{names})[\0=]*([^\0]+)", text)
-    script = os.path.basename("".join(words[ahead : ahead + 1]))
-    user = pwd.getpwuid(os.getuid()).pw_name
-    known = {"%": "%", "x": [script, *called][-1], "u": user}
-    known.update(dict.fromkeys("jJA", native) if native else {})
-    given = {"$JOB_NAME": known["x"], "$USER": user, **({"$JOB_ID": native} if native else {})}
-    for path in _OUTPUT.findall(text):
-        path = _fill(path, known)
-        for word, value in given.items():
-            path = path.replace(word, value)
+    for path in _OUTPUT.findall(_join_ahead(folder, words, lines)):
         place = os.path.normpath(os.path.join(folder, os.path.dirname(path)))
         inside = place[len(folder) :] if f"{place}/".startswith(folder + "/") else "%"
         if not re.search(r"[%$\\]", inside):
             os.makedirs(place, exist_ok=True)
 
 
-def _join_options(folder: str, words: Sequence[str], lines: Sequence[str]) -> Tuple[str, int]:
-    """Those of a script's lines for the queue and those before it, each behind a NUL; and how many
-    words are before it."""
-    ahead = list(itertools.takewhile(lambda w: not os.path.isfile(os.path.join(folder, w)), words))
-    return "\0".join(["", *(word for line in lines for word in split(line)), *ahead]), len(ahead)
-
-
 def note_earlier(folder: str, where: str, words: Sequence[str], lines: Sequence[str],
                  appends: Callable[[str], bool]) -> None:  # fmt: skip
     """Before a script is handed in: which files lie where its output will go. Those with the job's
     number in their names are new. `appends`: whether output is added to them, by the options."""
-    text, _ = _join_options(where, words, lines)
-    found = {}
-    for path in _OUTPUT.findall(text):
+    found, options = {}, _join_ahead(where, words, lines)
+    for path in _OUTPUT.findall(options):
         if re.search(r"%[0-9]*[jJA]|\$JOB_ID", path):
             continue
         path = path.rpartition(":")[2].replace("$HOME", os.path.expanduser("~"))
@@ -111,22 +97,19 @@ def note_earlier(folder: str, where: str, words: Sequence[str], lines: Sequence[
         for place in filter(os.path.isfile, glob.glob(pattern)):
             found[os.path.realpath(place)] = _identify(place)
     if found:
-        more = appends(text)
+        more = appends(options)
         rows = {path: [*row, more] for path, row in found.items()}
         processes.write(os.path.join(folder, messages.EARLIER), json.dumps(rows))
 
 
 def _identify(path: str) -> List[int]:
     """Changes with all that is written to it. Opened, since NFS then asks its server."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return []
-    try:
-        status = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
+    with contextlib.suppress(OSError), os.fdopen(
+        os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    ) as file:
+        status = os.fstat(file.fileno())
+        return [status.st_size, status.st_mtime_ns, status.st_ino]
+    return []
 
 
 def split(line: str) -> List[str]:
@@ -159,7 +142,7 @@ def read_login(folder: str, shell: str) -> Dict[str, str]:
     return {name: value for name, _, value in rows if name not in NOT_OF_LOGIN}
 
 
-def choose_environment(folder: str, own: "messages.OwnScript", in_place: bool) -> Dict[str, str]:
+def choose_environment(folder: str, own: messages.OwnScript, in_place: bool) -> Dict[str, str]:
     """Variables for the queue's command, which hands them on: what it would find if it were typed
     here. In place it has them, but sh loses functions of bash."""
     found: Dict[str, str] = {}
@@ -237,24 +220,19 @@ def note_end(folder: str) -> bool:
         return False
     from .supervise import State
 
-    state = State(folder)
     cause = processes.read_text(os.path.join(folder, "stop"))
-    if cause:
-        state.note(("stop", None, cause))
-    for number, part in enumerate(parts):
-        state.note(("exit", part.ended or None, number, part.code, 1))
+    lines: List[Tuple[Any, ...]] = [("stop", None, cause)] if cause else []
+    lines += [("exit", part.ended or None, at, part.code, 1) for at, part in enumerate(parts)]
     end = max(part.ended for part in parts) or None
     worst = next((part.code for part in parts if part.code), 0)
-    state.note(("launcher", end, worst), ("ended", end))
+    State(folder).note(*lines, ("launcher", end, worst), ("ended", end))
     return True
 
 
 def _load(folder: str) -> Dict[str, Part]:
-    try:
-        with open(os.path.join(folder, PARTS)) as file:
-            found: Dict[str, List[Any]] = json.load(file)
-    except FileNotFoundError:
-        return {}
+    found: Dict[str, List[Any]] = json.loads(
+        processes.read_text(os.path.join(folder, PARTS)) or "{}"
+    )
     return {key: Part(*row) for key, row in found.items()}
 
 
@@ -278,22 +256,13 @@ def _link(place: str, path: str, earlier: Sequence[int]) -> None:
 
 
 def _note_start(folder: str, parts: Sequence[Part]) -> None:
-    begins = [part.began for part in parts if part.began]
-    places: List[List[Any]] = []
-    for part in parts:
-        node = part.node or "(queue)"
-        if places and places[-1][0] == node:
-            places[-1][1] += 1
-        else:
-            places.append([node, 1])
-    began = min(begins) if begins else None
     from .supervise import State
 
-    State(folder).note(
-        ("running", began, 1),
-        ("placed", began, "".join("{}:{},".format(*place) for place in places)),
-        ("started", began, len(parts)),
-    )
+    began = min([part.began for part in parts if part.began], default=None)
+    nodes = itertools.groupby(part.node or "(queue)" for part in parts)
+    placed = "".join(f"{node}:{len(list(ranks))}," for node, ranks in nodes)
+    said = (("running", began, 1), ("placed", began, placed), ("started", began, len(parts)))
+    State(folder).note(*said)
 
 
 def find_task(text: str) -> List[str]:
@@ -328,7 +297,6 @@ def may_be_late(folder: str) -> bool:
 # What the commands of the queues print.
 
 
-_FIELD = re.compile(r"(\w+)=(.*?)(?= [\w/:-]+=|$)")
 SLURM_TIME = "%Y-%m-%dT%H:%M:%S"
 GRID_TIMES = ("%a %b %d %H:%M:%S %Y", "%m/%d/%Y %H:%M:%S")
 NO_OUTPUT = "0:53"
@@ -341,8 +309,13 @@ def read_slurm_tasks(text: str) -> List[Part]:
     return [part for line in text.splitlines() for part in _read_slurm_line(line)]
 
 
+def read_fields(line: str) -> Dict[str, str]:
+    """Of what `scontrol show -o` prints."""
+    return dict(re.findall(r"(\w+)=(.*?)(?= [\w/:-]+=|$)", line))
+
+
 def _read_slurm_line(line: str) -> List[Part]:
-    values = dict(_FIELD.findall(line))
+    values = read_fields(line)
     if values.get("HetJobOffset", "0") != "0":
         return []  # the script of a heterogeneous job runs in its first component
     word, node = values["JobState"], values.get("BatchHost", "")
@@ -387,9 +360,8 @@ def _fill_in(path: str, values: Dict[str, str], node: str) -> str:
     return _fill(path, words)
 
 
-def explain_slurm(line: str) -> str:
-    """Why a job has ended so, from `scontrol show job -o`."""
-    values: Dict[str, str] = dict(_FIELD.findall(line))
+def explain_slurm(values: Dict[str, str]) -> str:
+    """Why a job has ended so, from the fields of `scontrol show job -o`."""
     if values.get("ExitCode") != NO_OUTPUT:
         return values.get("Reason", "")
     node = values.get("BatchHost", "")

@@ -5,7 +5,6 @@ the working directory of each job with that tree, as if it had been staged.
 
 import contextlib
 import fcntl
-import json
 import os
 import select
 import shutil
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Dict, List, NamedTuple, Sequence, Set
+from typing import IO, Any, Dict, List, NamedTuple, Sequence, Set
 
 from . import messages, outputs, processes
 
@@ -65,8 +64,8 @@ def set_up(job: str, environment: str, lines: str, folder: str, variables: Dict[
             gone = {entry.path for entry in before} - {entry.path for entry in after}
             made = sorted(entry.path for entry in after - before)
             change = TreeChange(made, sorted(gone), sorted(_list_folders(tree) - folders))
-            processes.write(done, json.dumps(messages.spell_out(change)))
-        _bring(job, tree, messages.read(TreeChange, json.loads(processes.read(done).decode())))
+            processes.write(done, messages.dump(change))
+        _bring(job, tree, messages.load(TreeChange, done))
     return 0
 
 
@@ -88,9 +87,9 @@ def _run(job: str, argv: Sequence[str], folder: str, variables: Dict[str, str]) 
     """With our stdout for all that it says. All that it has started ends with it, and when nobody
     reads that any more."""
     given = {name: os.path.expandvars(value) for name, value in variables.items()}
-    tag = processes.read(os.path.join(job, "tag")).decode()
+    tag = processes.read_text(os.path.join(job, "tag"))
     name, _, mark = tag.partition("=")
-    child = subprocess.Popen(
+    child: Any = subprocess.Popen(
         argv,
         cwd=folder,
         env={**os.environ, **given, **({name: mark} if mark else {})},
@@ -99,14 +98,13 @@ def _run(job: str, argv: Sequence[str], folder: str, variables: Dict[str, str]) 
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    assert child.stdout
     reading = threading.Thread(target=_pass_on, args=[child.stdout], daemon=True)
     reading.start()
     reader = select.poll()
     reader.register(1, 0)  # says only that the other end of our stdout is closed
     while True:
         try:
-            code = child.wait(LOOK)
+            code: int = child.wait(LOOK)
             code = code if code >= 0 else 128 - code
             break
         except subprocess.TimeoutExpired:
@@ -124,16 +122,11 @@ def _run(job: str, argv: Sequence[str], folder: str, variables: Dict[str, str]) 
 
 def _end(tag: str) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + SAVING
         for pid in processes.list_living(tag):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        while processes.list_living(tag):
-            if time.monotonic() > until:
-                break
+            processes.send(pid, number)
+        until = time.monotonic() + SAVING
+        while processes.list_living(tag) and time.monotonic() < until:
             time.sleep(processes.LOOK)
-        else:
-            return
 
 
 def _pass_on(said: IO[bytes]) -> None:

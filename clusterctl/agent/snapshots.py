@@ -3,7 +3,11 @@
 import json
 import os
 import re
-from typing import Callable, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from collections import Counter
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from .messages import SnapshotWish
+from .outputs import FileEntry, walk
 
 WHOLE, CUT, UNKNOWN = "whole", "cut", "unknown"
 USUAL = (".pt", ".pth", ".ckpt", ".safetensors")
@@ -146,94 +150,67 @@ def sort_snapshots(found: Iterable[Tuple[str, int, int]]) -> List[Snapshot]:
 
 
 class Chooser:
-    """Looks for the snapshot. `ranks`: how many there are; the first `here` of them run on this
-    node; `others`: the snapshots that the others have on theirs. `files`: a program is told a file,
-    which may be its rank's own; `folders`: it is told a folder, all of which has to be whole."""
+    """Looks for the snapshot among those of one node, the newest first."""
 
-    def __init__(
-        self,
-        work: str,
-        snapshots: Sequence[Snapshot],
-        ranks: int,
-        here: int,
-        others: Collection[str] = (),
-        files: bool = True,
-        folders: bool = False,
-    ) -> None:
-        self._work, self._snapshots = work, snapshots
-        self._ranks, self._here, self._others = ranks, here, frozenset(others)
-        self._files, self._folders = files, folders
+    def __init__(self, work: str, snapshots: Sequence[Snapshot], wish: SnapshotWish) -> None:
+        self._work, self._snapshots, self._wish = work, snapshots, wish
         self._paths = {item.path for item in snapshots}
-        self._divided = ""
 
-    def choose(self, nothing: str, refusal: str) -> SnapshotChoice:
-        """`nothing`: what is said where there is none; {whole} becomes `whole ` where some were
-        passed over. `refusal`: where ranks have only snapshots of their own, no step in common;
-        {path} is one of them."""
+    def choose(self) -> SnapshotChoice:
+        how, divided = self._wish.how, ""
         passed: List[str] = []
         bad_folders: List[str] = []
         for item in self._snapshots:
-            if os.path.dirname(item.path) in bad_folders:
+            path, folder = item.path, os.path.dirname(item.path)
+            if folder in bad_folders:
                 continue
-            fault, folder = self._find_fault(item)
-            if not fault:
-                choice, fault = self._take(item.path)
-                if choice:
-                    return choice._replace(passed=(*passed, *choice.passed))
-            if folder:
+            fault = self._find_fault_of_folder(folder) if how.folders and folder else ""
+            if fault:
                 bad_folders.append(folder)
-            passed.append("passed over " + fault)
-        if self._divided:
-            return SnapshotChoice(passed=tuple(passed), refused=refusal.format(path=self._divided))
-        return SnapshotChoice(passed=(*passed, nothing.format(whole="whole " if passed else "")))
-
-    def _take(self, path: str) -> Tuple[Optional[SnapshotChoice], str]:
-        marked = mark(path) if self._files else None
-        if marked and self._is_divided(marked):
-            self._divided = path
-            missing = self._find_missing(marked)
-            if missing is not None:
-                return None, f"{path}: rank {missing} has none like it"
-            return SnapshotChoice(path, marked), ""
-        if marked and self._ranks > 1:
-            note = f"only one rank has a snapshot like {path}, so all of them get it"
-            return SnapshotChoice(path, passed=(note,)), ""
-        return SnapshotChoice(path), ""
+                passed.append(f"passed over {folder}: {fault}")
+                continue
+            fault, marked = self._find_fault(item), mark(path) if how.files else None
+            if not fault and marked and self._is_divided(marked):
+                divided = path
+                missing = self._find_missing(marked)
+                if missing is None:
+                    return SnapshotChoice(path, marked, tuple(passed))
+                fault = f"rank {missing} has none like it"
+            elif not fault:
+                if marked and self._wish.ranks > 1:
+                    passed.append(
+                        f"only one rank has a snapshot like {path}, so all of them get it"
+                    )
+                return SnapshotChoice(path, passed=tuple(passed))
+            passed.append(f"passed over {path}: {fault}")
+        if divided:
+            return SnapshotChoice(passed=tuple(passed), refused=how.refusal.format(path=divided))
+        nothing = how.nothing.format(whole="whole " if passed else "")
+        return SnapshotChoice(passed=(*passed, nothing))
 
     def _is_divided(self, wanted: Marked) -> bool:
         """Whether more ranks than one have such files."""
-        found = filter(None, map(mark, [*self._paths, *self._others]))
+        found = filter(None, map(mark, [*self._paths, *self._wish.others]))
         return len({item.rank for item in found if shape(item.path) == shape(wanted.path)}) > 1
 
     def _find_missing(self, wanted: Marked) -> Optional[int]:
         """The first rank without its own."""
-        for rank in range(self._ranks):
+        for rank in range(self._wish.ranks):
             path = wanted.name(rank)
-            if rank >= self._here:
-                there = path in self._others
-            else:
+            there = path in self._wish.others
+            if rank < self._wish.here:
                 there = path in self._paths and judge(os.path.join(self._work, path)) != CUT
             if not there:
                 return rank
         return None
 
-    def _find_fault(self, item: Snapshot) -> Tuple[str, str]:
-        """Why it is not to be used, and the folder that is not, either."""
-        folder = os.path.dirname(item.path)
-        if self._folders and folder:
-            fault = self._find_fault_of_folder(folder)
-            if fault:
-                return f"{folder}: {fault}", folder
+    def _find_fault(self, item: Snapshot) -> str:
+        """Why it is not to be used."""
         kind = judge(os.path.join(self._work, item.path))
-        if kind == CUT:
-            return item.path + ": it was cut short", ""
         if kind == UNKNOWN and item.earlier >= SMALL and item.size < item.earlier * LIKE:
-            return (
-                f"{item.path}: it has {item.size} bytes, and the one before it {item.earlier},"
-                " so it was probably cut short",
-                "",
-            )
-        return "", ""
+            sizes = f"it has {item.size} bytes, and the one before it {item.earlier}"
+            return f"{sizes}, so it was probably cut short"
+        return "it was cut short" if kind == CUT else ""
 
     # ------------------------------------------------------------------ a folder as one snapshot
 
@@ -246,66 +223,45 @@ class Chooser:
         if lost:
             return lost
         good, cut = set(), []
-        for name in self._list_files(folder):
-            path = os.path.join(self._work, folder, name)
-            kind = UNKNOWN
+        for entry in self._list_files(folder):
             # Some files of a folder are empty for good.
-            if numbered and (name.endswith(USUAL) or os.path.getsize(path)):
-                kind = judge(path)
-            cut += [name] if kind == CUT else []
-            good |= {name} if kind != CUT else set()
-        shapes = {shape(name) for name in good}
+            counts = numbered and (entry.path.endswith(USUAL) or entry.size)
+            if counts and judge(os.path.join(self._work, folder, entry.path)) == CUT:
+                cut.append(entry.path)
+            else:
+                good.add(entry.path)
+        shapes = set(map(shape, good))
         for name in cut:
             if shape(name) not in shapes:
                 return name + " in it was cut short"
-        everything = good.union(cut)
-        if any(name.endswith(".distcp") for name in everything) and ".metadata" not in good:
+        parts = any(name.endswith(".distcp") for name in good.union(cut))
+        if parts and ".metadata" not in good:
             return "it has no .metadata, which is written last"
         if "training_args.bin" in good and "trainer_state.json" not in good:
             return "it has no trainer_state.json"
         for before in like[:1]:
-            for name in self._list_files(before):
-                if shape(name) not in shapes:
-                    return f"it has no {name}, unlike {before}"
+            for entry in self._list_files(before):
+                if shape(entry.path) not in shapes:
+                    return f"it has no {entry.path}, unlike {before}"
         return ""
 
     def _list_like(self, folder: str) -> List[str]:
         """Earlier folders of the same shape, the newest first."""
         folders = [os.path.dirname(item.path) for item in self._snapshots]
-        older = folders[folders.index(folder) :]
-        like = [item for item in older if item != folder and shape(item) == shape(folder)]
-        return sorted(set(like), key=like.index)
+        older = dict.fromkeys(folders[folders.index(folder) :])
+        return [item for item in older if item != folder and shape(item) == shape(folder)]
 
     def _find_lost_parts(self, folder: str, like: Sequence[str]) -> str:
         """What it has less of than there are ranks, where an earlier one has as many as ranks."""
-        if self._ranks < 2:
-            return ""
-        counts: Dict[Tuple[str, str], int] = {}
-        for item in self._snapshots:
-            key = (os.path.dirname(item.path), _NUMBER.sub("0", os.path.basename(item.path)))
-            counts[key] = counts.get(key, 0) + 1
+        ranks = self._wish.ranks
+        names = (os.path.split(item.path) for item in self._snapshots)
+        counts = Counter((where, _NUMBER.sub("0", name)) for where, name in names)
         for (where, name), number in counts.items():
-            if where in like and number == self._ranks:
-                found = counts.get((folder, name), 0)
-                if 0 < found < self._ranks:
-                    files = f"{found} of the {self._ranks} files"
-                    return f"it has {files} that ranks have written to {where}"
+            found = counts[folder, name]
+            if where in like and number == ranks and 0 < found < ranks:
+                return f"it has {found} of the {ranks} files that ranks have written to {where}"
         return ""
 
-    def _list_files(self, folder: str) -> List[str]:
-        found = []
-        top = os.path.join(self._work, folder)
-        for where, _, names in os.walk(top):
-            inner = os.path.relpath(where, top)
-            found += [os.path.normpath(os.path.join(inner, name)) for name in names]
-        return sorted(name for name in found if "\n" not in name)
-
-
-def list_own(work: str, snapshots: Sequence[Snapshot], first: int, count: int) -> List[str]:
-    """Those that bear the numbers of these ranks, and were not cut short."""
-    found = []
-    for item in snapshots:
-        marked = mark(item.path)
-        if marked and first <= marked.rank < first + count:
-            found += [item.path] if judge(os.path.join(work, item.path)) != CUT else []
-    return found
+    def _list_files(self, folder: str) -> List[FileEntry]:
+        found = sorted(walk(os.path.join(self._work, folder)))
+        return [entry for entry in found if "\n" not in entry.path]

@@ -11,10 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from functools import partial
-from typing import IO, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import IO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import processes
 
@@ -41,12 +39,11 @@ def list_stacks(job: str, tag: str) -> Iterator[Tuple[str, int, str]]:
     with tempfile.TemporaryDirectory(prefix=".stacks-", dir=job) as scratch:
         spy = _find_spy(os.path.join(job, SENT), scratch, settings["python_folder"])
         ranks = find_ranks(job, tag)
-        dumps = [
-            partial(_dump_rank, spy, process.pid, settings["limit"], os.path.join(scratch, rank))
-            for rank, process in ranks.items()
-            if spy and process.is_python
-        ]
-        _do_all(dumps)
+
+        def dump(rank: str) -> None:
+            _dump_rank(spy, ranks[rank].pid, settings["limit"], os.path.join(scratch, rank))
+
+        processes.do_each(dump, [rank for rank in ranks if spy and ranks[rank].is_python])
         for rank, process in ranks.items():
             text = b"".join(_describe(job, process, bool(spy), settings["why"]))
             text += _read_dump(os.path.join(scratch, rank))
@@ -114,14 +111,6 @@ def _dump_rank(spy: List[str], pid: int, limit: float, place: str) -> None:
         _dump(spy, pid, 2 * limit, place + ".native", "--native")
 
 
-def _do_all(calls: Sequence[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def _describe(job: str, process: FirstProcess, has_spy: bool, why: str) -> Iterator[bytes]:
     proc = f"/proc/{process.pid}"
     yield b"folder " + os.fsencode(os.path.join(job, "work")) + b"\n"
@@ -141,10 +130,7 @@ def _read_dump(place: str) -> bytes:
         if found:
             return found
     error = processes.read(place + ".python.err").partition(b"\n")[0]
-    if not error:
-        return b""
-    prefix = b"Error: "
-    return b"why " + (error[len(prefix) :] if error.startswith(prefix) else error) + b"\n"
+    return b"why " + re.sub(b"^Error: ", b"", error) + b"\n" if error else b""
 
 
 # ------------------------------------------------------------------------------------ for doctor
@@ -215,7 +201,7 @@ def _show_dumps(
     """The stacks of all these processes, read at the same time with the words of each."""
     paths = {pid: os.path.join(scratch, str(pid)) for pid in words}
     if spy:
-        _do_all([partial(_dump, spy, p, limit, paths[p], *more, *words[p]) for p in words])
+        processes.do_each(lambda p: _dump(spy, p, limit, paths[p], *more, *words[p]), [*words])
     for pid, path in paths.items():
         found, errors = processes.read(path), processes.read(path + ".err")
         if found:
@@ -249,10 +235,8 @@ def _count_periods(pid: int) -> Tuple[int, int]:
         if kinds and "cpu" not in kinds.split(","):
             continue
         while True:
-            statistics = processes.read(
-                "/sys/fs/cgroup" + "/cpu" * bool(kinds) + path + "/cpu.stat"
-            )
-            counts = dict(row.split() for row in statistics.decode().splitlines())
+            place = "/sys/fs/cgroup" + "/cpu" * bool(kinds) + path + "/cpu.stat"
+            counts = dict(row.split() for row in processes.read_text(place).splitlines())
             passed += int(counts.get("nr_periods", 0))
             stopped += int(counts.get("nr_throttled", 0))
             if not path.strip("/"):
@@ -264,11 +248,7 @@ def _count_periods(pid: int) -> Tuple[int, int]:
 def _count_moves(pid: int, kind: str) -> str:
     """A number that grows; "" where there is none."""
     if kind in ("polls", "reads"):
-        counts = re.findall(
-            rb"^[rw]char: (\d+)", processes.read(f"/proc/{pid}/task/{pid}/io"), re.M
-        )
+        io = processes.read_text(f"/proc/{pid}/task/{pid}/io")
+        counts = re.findall(r"(?m)^[rw]char: (\d+)", io)
         return str(sum(map(int, counts))) if counts else ""
-    found = re.search(
-        rb"^voluntary_ctxt_switches:\s*(\d+)", processes.read(f"/proc/{pid}/status"), re.M
-    )
-    return found.group(1).decode() if found else ""
+    return processes.read_status(pid, "voluntary_ctxt_switches")

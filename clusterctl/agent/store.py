@@ -30,6 +30,9 @@ from typing import (
     Union,
 )
 
+from . import processes
+from .processes import remove
+
 FOLDER = "store"
 STEP = 1 << 18
 """Bytes that are moved at a time."""
@@ -139,18 +142,12 @@ class FileStore:
 
     def identify(self) -> str:
         """The same for all nodes that share it."""
-        place = os.path.join(self._folder, "id")
-        while not self._id:
-            with contextlib.suppress(FileNotFoundError), open(place) as file:
-                self._id = file.read()
-                break
+        if not self._id:
             os.makedirs(self._parts, exist_ok=True)
-            scratch = f"{place}.{os.urandom(8).hex()}"
-            with open(scratch, "w") as file:
-                file.write(os.urandom(16).hex())
-            with contextlib.suppress(FileExistsError):
-                os.link(scratch, place)
-            os.unlink(scratch)
+            place = os.path.join(self._folder, "identity")
+            with contextlib.suppress(FileExistsError):  # a link is there at once, with what it says
+                os.symlink(os.urandom(16).hex(), place)
+            self._id = os.readlink(place)
         return self._id
 
     # ---------------------------------------------------------------------------------------------
@@ -170,7 +167,7 @@ class FileStore:
             or sum_up(place) == digest
         )
         if not sound:
-            _remove(place)
+            remove(place)
         elif status.st_atime < time.time() - DAY:
             os.utime(place, ns=(int(time.time() * 1e9), status.st_mtime_ns))
         return sound
@@ -213,16 +210,13 @@ class FileStore:
                 summed.update(data)
                 left -= len(data)
             if summed.hexdigest() != wanted.digest:
-                _remove(path)
+                remove(path)
                 return False
             os.fchmod(part.fileno(), 0o444)
             os.utime(part.fileno(), ns=(int(time.time() * 1e9), UNTOUCHED))
             place = self.locate(wanted.digest)
-            try:
-                os.replace(path, place)
-            except FileNotFoundError:
-                os.makedirs(os.path.dirname(place), exist_ok=True)
-                os.replace(path, place)
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.replace(path, place)
         return True
 
     def _open_part(self, wanted: Missing) -> Tuple[IO[bytes], str]:
@@ -232,7 +226,7 @@ class FileStore:
         place = self.locate_part(wanted.digest)
         for path in (place, f"{place}.{os.urandom(8).hex()}"):
             part = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0)
-            if not (_lock(part.fileno(), fcntl.LOCK_EX) and _is_same(part.fileno(), path)):
+            if not (processes.lock(part) and _is_same(part.fileno(), path)):
                 part.close()
                 continue
             if path != place and wanted.had:
@@ -293,7 +287,6 @@ class FileStore:
         allow that. What is there under the same names is replaced, but for a folder with files
         where a file comes. Raises FileNotFoundError for what the store lacks, OSError."""
         made: Set[str] = set()
-        cloner = _Cloner()
         for entry in entries:
             path = os.path.join(folder, entry.path)
             if entry.kind == DIRECTORY:
@@ -303,15 +296,15 @@ class FileStore:
             _remove_empty_folder(path)
             if entry.kind == FILE:
                 if not (link and entry.size and self._link(entry, path)):
-                    self._copy(entry, path, cloner)
+                    self._copy(entry, path)
             elif entry.kind == HARD:
-                _remove(path)
+                remove(path)
                 os.link(os.path.join(folder, entry.target), path)
         # Links at last, while nothing is written by way of them, and the modes of folders behind.
         for entry in entries:
             if entry.kind == LINK:
                 path = os.path.join(folder, entry.path)
-                _remove(path)
+                remove(path)
                 os.symlink(entry.target, path)
         for entry in reversed(entries):
             if entry.kind == DIRECTORY:
@@ -342,19 +335,22 @@ class FileStore:
         os.replace(scratch, path)
         return True
 
-    def _copy(self, entry: TreeEntry, path: str, cloner: "_Cloner") -> None:
+    def _copy(self, entry: TreeEntry, path: str) -> None:
         scratch = f"{path}.{os.urandom(4).hex()}.new" if os.path.lexists(path) else path
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             if entry.size:
                 with open(self.locate(entry.digest), "rb", 0) as source:
-                    cloner.copy(source.fileno(), handle, entry.size)
+                    try:
+                        fcntl.ioctl(handle, FICLONE, source.fileno())
+                    except OSError:  # not every file system can
+                        move(handle, source.fileno(), 0, entry.size)
             os.fchmod(handle, entry.mode & 0o777)
             os.utime(handle, ns=(entry.modified, entry.modified))
             if scratch != path:
                 os.replace(scratch, path)
         except BaseException:
-            _remove(scratch)
+            remove(scratch)
             raise
         finally:
             os.close(handle)
@@ -376,7 +372,7 @@ class FileStore:
                 forgotten = 0 if error.errno in FULL else FORGOTTEN
                 raise
             finally:
-                if _lock(lock.fileno(), fcntl.LOCK_EX):
+                if processes.lock(lock):
                     self.evict(self._choose_limit(), forgotten)
 
     def evict(self, limit: int, forgotten: float = FORGOTTEN) -> None:
@@ -385,19 +381,19 @@ class FileStore:
         parts to which nothing was added for `forgotten` seconds."""
         for part in os.scandir(self._parts):
             if part.stat().st_mtime <= time.time() - forgotten:
-                _remove(part.path)
+                remove(part.path)
         kept = sorted(self._list_kept())
         total = sum(size for _, size, _ in kept)
         for _, size, path in kept:
             if total <= limit:
                 break
-            _remove(path)
+            remove(path)
             total -= size
 
     def _list_kept(self) -> Iterator[Tuple[float, int, str]]:
         """When each was last used, its size, and its path."""
         for folder in os.scandir(self._folder):
-            if len(folder.name) == 2 and folder.name != "id":
+            if len(folder.name) == 2:
                 for entry in os.scandir(folder.path):
                     status = entry.stat()
                     if status.st_nlink == 1:
@@ -411,22 +407,6 @@ class FileStore:
 
 
 # -------------------------------------------------------------------------------------------------
-
-
-class _Cloner:
-    """Copies files: as clones where the file system can."""
-
-    def __init__(self) -> None:
-        self._clones = True
-
-    def copy(self, source: int, target: int, size: int) -> None:
-        if self._clones:
-            try:
-                fcntl.ioctl(target, FICLONE, source)
-                return
-            except OSError:
-                self._clones = False
-        move(target, source, 0, size)
 
 
 def move(target: int, source: int, offset: int, size: int) -> None:
@@ -452,14 +432,6 @@ def write_all(target: int, data: Union[bytes, bytearray, memoryview]) -> None:
         rest = rest[os.write(target, rest) :]
 
 
-def _lock(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _is_same(handle: int, path: str) -> bool:
     """Whether that open file still has that name."""
     try:
@@ -478,7 +450,7 @@ def _make_folder(folder: str, name: str, made: Set[str]) -> None:
         _make_folder(folder, name.rpartition("/")[0], made)
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(path).st_mode):
-                _remove(path)
+                remove(path)
     os.makedirs(path, exist_ok=True)
     made.add(name)
 
@@ -488,8 +460,3 @@ def _remove_empty_folder(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.lstat(path).st_mode):
             os.rmdir(path)
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

@@ -6,7 +6,7 @@ try again: clusterctl judges.
 
 import contextlib
 import fcntl
-import functools
+import glob
 import json
 import os
 import queue
@@ -19,11 +19,11 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import IO, Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from . import attend, messages, processes
 from .attend import NodeAnswer
-from .messages import Fact
+from .messages import Fact, Holder
 
 PATIENCE = 0.5
 """Seconds for which a question waits for the answer to another one on the same connection."""
@@ -40,53 +40,45 @@ CANCEL = signal.SIGUSR1
 REFUSED, AGAIN = 2.0, 4
 """A node that refuses a connection within so many seconds may just be starting its sshd: it is
 asked so many times again, with such a pause."""
+OVER = re.compile("^(ended|dead) ", re.MULTILINE)
+"""In `state`."""
 GAVE_UP = re.compile(
-    rb"A daemon failed to report back|PMIx server's listener thread failed to start"
+    r"A daemon failed to report back|PMIx server's listener thread failed to start"
 )
 """What PRRTE's daemons, or mpirun itself, say on busy nodes now and then, before a rank starts."""
 WORDS = re.compile(
-    rb"Remote daemon: [^ ]+,\d+\] on node (?P<daemon>[^ ]+)"
-    rb"|process rank (?P<rank>\d+) with PID \d+ on node [^ ]+ exited on +signal (?P<signal>\d+)"
-    rb"|Process name: +[^ ]+,(?P<first>\d+)\] +Exit code: +(?P<code>\d+)"
-    rb"|(Connection to|Connection reset by|Timeout, server|Read from remote host) (?P<ssh>[^ :]+)"
+    r"Remote daemon: [^ ]+,\d+\] on node (?P<daemon>[^ ]+)"
+    r"|process rank (?P<rank>\d+) with PID \d+ on node [^ ]+ exited on +signal (?P<signal>\d+)"
+    r"|Process name: +[^ ]+,(?P<first>\d+)\] +Exit code: +(?P<code>\d+)"
+    r"|(Connection to|Connection reset by|Timeout, server|Read from remote host) (?P<ssh>[^ :]+)"
 )
 """A daemon that mpirun has lost, the process that it blames, and what ssh says of a connection."""
 
 
-class JobEvent(NamedTuple):
-    """`kind`: "child" (the launcher program has ended, with `code`), "stop" (`word` says why),
-    "ready" (what the attempt goes on from is on every node), "unready" (it could not be)."""
-
-    kind: str
-    word: str = ""
-    code: int = 0
-    attempt: int = 0
-
-
 class Inbox:
-    """Events from threads and signal handlers for the one thread that acts on them."""
+    """Events from threads and signal handlers for the one thread that acts on them: `stop` and why,
+    `child` and the exit code of the launcher program, `ready` and whether what the attempt goes on
+    from is on every node."""
 
     def __init__(self) -> None:
-        self._events: Deque[JobEvent] = deque()
+        self._events: Deque[Tuple[str, Any]] = deque()
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
 
-    def put(self, event: JobEvent) -> None:
+    def put(self, kind: str, value: Any) -> None:
         """Also from a signal handler."""
-        self._events.append(event)
+        self._events.append((kind, value))
         with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b".")
 
-    def take(self, seconds: Optional[float] = None) -> Optional[JobEvent]:
-        """The next one; None: there was none within the time."""
-        until = None if seconds is None else time.monotonic() + seconds
-        while True:
-            if self._events:
-                return self._events.popleft()
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not select.select([self._reader], [], [], left)[0]:
-                return None
+    def take(self, seconds: float) -> Tuple[str, Any]:
+        """The next one; ("", ""): there was none within the time."""
+        until = time.monotonic() + seconds
+        while not self._events:
+            if not select.select([self._reader], [], [], max(0.0, until - time.monotonic()))[0]:
+                return "", ""
             os.read(self._reader, 4096)
+        return self._events.popleft()
 
 
 class State:
@@ -112,9 +104,7 @@ class Ranks:
         self.answers, self._sent = answers, sent
 
     def list_facts(self, word: str) -> List[Fact]:
-        return [
-            fact[1:] for answer in self.answers.values() for fact in answer.facts if fact[0] == word
-        ]
+        return [fact for answer in self.answers.values() for fact in answer.list_facts(word)]
 
     def list_exits(self) -> List[Fact]:
         """(rank, code, time, attempt). Those that nodes which do not answer have sent through
@@ -135,12 +125,8 @@ class Ranks:
 
     def list_left(self) -> Dict[str, int]:
         """By node that has answered: how many processes are left there."""
-        return {
-            name: fact[1]
-            for name, answer in self.answers.items()
-            for fact in answer.facts
-            if fact[0] == "survivors"
-        }
+        found = {name: answer.list_facts("survivors") for name, answer in self.answers.items()}
+        return {name: facts[0][0] for name, facts in found.items() if facts}
 
 
 class Supervisor:
@@ -151,7 +137,6 @@ class Supervisor:
 
     def __init__(self, job: str, plan: messages.JobPlan) -> None:
         self._job, self._plan = job, plan
-        self._id = plan.id
         self._inbox, self._state = Inbox(), State(job)
         self._active = os.path.join(job, "..", "active")
         self._grace = plan.grace
@@ -159,6 +144,7 @@ class Supervisor:
         self._attempt = 1
         self._code = 0
         self._before = 0
+        """Bytes that mpirun had written to its stderr when the attempt began."""
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._ranks = Ranks({}, {})
         self._waited = self._launched = False
@@ -166,7 +152,7 @@ class Supervisor:
         """Where its ranks are after a loss."""
         self._lost: List[str] = []
         """Nodes whose outputs the others are to get before the next attempt."""
-        self._transfers: List[subprocess.Popen[bytes]] = []
+        self._transfers: List[Any] = []
         self._marked = ""
         """What comes before commands for nodes: no use of a node has it."""
         self._over = threading.Event()
@@ -202,26 +188,22 @@ class Supervisor:
         node = self._nodes[name]
         if node.here:
             return ["/bin/sh", "-c", command]
-        agent = os.path.join(self._plan.root, "bin", "clusterctl-ssh")
         if self._marked:  # by the shell, which has to stay
             command = f"{self._marked}{command}; exit"
-        return [agent, node.host, command]
+        return [os.path.join(self._plan.root, "bin", "clusterctl-ssh"), name, command]
 
-    def _start_agent(self, name: str, *words: object, **streams: Any) -> "subprocess.Popen[bytes]":
-        """The agent of a node."""
+    def _start_agent(self, name: str, *words: object, **streams: Any) -> Any:
+        """The agent of a node, as Popen."""
         script = self._nodes[name].folder + "/agent.sh"
         line = " ".join(shlex.quote(str(word)) for word in ("/bin/sh", script, *words))
         command = self._wrap(name, line if self._marked else f"exec {line}")
         return subprocess.Popen(command, env=self._environ, **streams)
 
-    def _ask(
-        self, verb: str, *args: float, enough: Callable[[NodeAnswer], bool] = lambda answer: False
-    ) -> Ranks:
+    def _ask(self, verb: str, *args: float, enough: str = "") -> Ranks:
         """All nodes at once. None is waited for longer than its own limit, nor when one has said
-        `enough`: it does not answer then."""
-        limit = (
-            self._plan.stacks_limit if verb == "stacks" else self._grace + self._plan.answer_limit
-        )
+        the fact `enough`: it does not answer then."""
+        plan = self._plan
+        limit = plan.stacks_limit if verb == "stacks" else self._grace + plan.answer_limit
         names = self._list_asked(verb)
         answers = {name: NodeAnswer(code=124, why="no answer") for name in names}
         said: queue.Queue[Tuple[str, NodeAnswer]] = queue.Queue()
@@ -230,16 +212,14 @@ class Supervisor:
             said.put((name, self._ask_node(name, limit, verb, *args)))
 
         for name in names:
-            self._beside(functools.partial(ask, name))
+            self._beside(ask, name)
         until = time.monotonic() + limit + LATE
-        for _ in names:
-            try:
+        with contextlib.suppress(queue.Empty):
+            for _ in names:
                 name, answer = said.get(timeout=max(0.0, until - time.monotonic()))
-            except queue.Empty:
-                break
-            answers[name] = answer
-            if enough(answer):
-                break
+                answers[name] = answer
+                if answer.list_facts(enough):
+                    break
         # An mpirun that has failed has lost some of them, and their files, though they ended well.
         return Ranks(answers, {} if self._code else self._read_sent("exit"))
 
@@ -249,19 +229,18 @@ class Supervisor:
 
     def _ask_node(self, name: str, limit: float, verb: str, *args: object) -> NodeAnswer:
         """Over its connection, or another one while that waits for an answer."""
-        lock = self._locks[name]
-        if lock.acquire(timeout=PATIENCE):
-            try:
-                found: NodeAnswer = self._links[name].ask(limit, verb, *args)
-                return found
-            finally:
-                lock.release()
-        link = self._connect(name)
+        link, lock = self._links[name], self._locks[name]
+        is_free = lock.acquire(timeout=PATIENCE)
+        if not is_free:
+            link = self._connect(name)
         try:
-            found = link.ask(limit, verb, *args)
+            found: NodeAnswer = link.ask(limit, verb, *args)
             return found
         finally:
-            link.close()
+            if is_free:
+                lock.release()
+            else:
+                link.close()
 
     def _meet(self, name: str) -> None:
         self._ask_node(name, self._plan.answer_limit, "meet")
@@ -270,64 +249,68 @@ class Supervisor:
         """What ranks have said through mpirun, of the present attempt: it outlives their nodes. By
         rank."""
         found: Dict[int, Fact] = {}
-        said = processes.read(self._locate("mpirun.out")).decode(errors="replace")
-        for line in said.splitlines():
-            mark, *words = line.split() or [""]
-            if mark == "clusterctl:" and words[:1] == [word]:
+        for line in processes.read_text(self._locate("mpirun.out")).splitlines():
+            words = line.split()
+            if words[:2] == ["clusterctl:", word]:
                 with contextlib.suppress(ValueError):
-                    _, rank, *rest = messages.read_fact(words, messages.SENT)
+                    _, rank, *rest = messages.read_fact(words[1:], messages.SENT)
                     if rest[-1] == self._attempt:
                         found.setdefault(rank, (rank, *rest))
         return found
 
     # ------------------------------------------------------------------------------ its turn
 
-    def run(self) -> None:
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[bool]:
+        """False: another supervisor has this job, or one cleans up behind a dead one."""
         with open(self._locate("alive"), "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return  # another supervisor has this job
-            self._see_through()
+            is_ours = processes.lock(lock)
+            if is_ours:
+                self._write("supervisor.pid", f"{os.getpid()}\n")
+            yield is_ours
+
+    def run(self) -> None:
+        with self._hold() as is_ours:
+            if is_ours:
+                self._see_through()
 
     def _see_through(self) -> None:
-        self._write("supervisor.pid", f"{os.getpid()}\n")
         self._write("boot", processes.read_boot())
         os.makedirs(self._active, exist_ok=True)
-        self._write(os.path.join(self._active, str(self._id)), "")
+        mine = os.path.join(self._active, str(self._plan.id))
+        self._write(mine, "")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._inbox.put(JobEvent("stop", "signal")))
-        signal.signal(CANCEL, lambda *_: self._inbox.put(JobEvent("stop", "cancelled")))
+            signal.signal(number, lambda *_: self._inbox.put("stop", "signal"))
+        signal.signal(CANCEL, lambda *_: self._inbox.put("stop", "cancelled"))
         if not self._wait_turn():
             self._heed(self._stop)
             self._state.note(("ended", None))
-            processes.remove(os.path.join(self._active, str(self._id)))
+            processes.remove(mine)
             return
         self._watch_beside()
         self._finish(self._make_attempts())
 
     def _wait_turn(self) -> bool:
         """False where it was cancelled meanwhile, also before it was handed in."""
-        waited, due = False, 0.0
+        due = 0.0
         while not self._read_stop() and not self._is_admitted():
-            if not waited:
+            if not self._waited:
                 self._state.note(("queued", None))
-                waited = True
+                self._waited = True
             if time.monotonic() >= due:
                 due = time.monotonic() + self._plan.clean_poll
-                threading.Thread(target=self._clean_up_behind_others, daemon=True).start()
-            event = self._inbox.take(TURN)
-            if event:
-                self._heed(event.word)
+                self._beside(self._clean_up_behind_others)
+            kind, word = self._inbox.take(TURN)
+            if kind:
+                self._heed(word)
                 return False
-        self._waited = waited
-        if not waited:
-            threading.Thread(target=self._clean_up_behind_others, daemon=True).start()
+        if not self._waited:
+            self._beside(self._clean_up_behind_others)
         return not self._read_stop()
 
     def _is_admitted(self) -> bool:
-        with open(self._locate("../queue.lock"), "w") as queue:
-            fcntl.flock(queue, fcntl.LOCK_EX)
+        with open(self._locate("../queue.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not self._plan.now and not self._fits():
                 return False
             self._state.note(("running", None, 1))
@@ -337,42 +320,34 @@ class Supervisor:
         """Whether no earlier job waits, and its ranks fit beside those of the jobs that run."""
         used: Dict[str, int] = {}
         running = False
-        for name in os.listdir(self._active):
-            folder = self._locate("..", name)
-            if int(name) == self._id or not os.path.exists(os.path.join(folder, "state")):
+        for number in map(int, os.listdir(self._active)):
+            folder = self._locate("..", str(number))
+            if number == self._plan.id or not os.path.exists(os.path.join(folder, "state")):
                 continue
             if is_alive(folder):
-                said = processes.read(os.path.join(folder, "state")).decode()
-                last = said.rstrip("\n").rpartition("\n")[2]
-                if last.startswith("queued"):
-                    if int(name) < self._id:
-                        return False
+                last = processes.read_text(os.path.join(folder, "state")).rpartition("\n")[2]
+                if last.startswith("queued") and number < self._plan.id:
+                    return False
+                # One that has ended has no rank any more: it only looks for what they left.
+                if last.startswith(("queued", "ended")):
                     continue
-                if last.startswith("ended"):
-                    continue  # all its ranks have ended well: it only looks for what they left
             # Until a look has said otherwise, the ranks of one without a supervisor are there too.
             running = True
-            for line in processes.read(os.path.join(folder, "alloc")).decode().splitlines():
-                node, count, _ = line.split()
+            for node, count, _ in read_slots(folder):
                 used[node] = used.get(node, 0) + int(count)
-        if not running:
-            return True
-        mine = (
-            line.split() for line in processes.read(self._locate("alloc")).decode().splitlines()
+        return not running or all(
+            used.get(node, 0) + int(count) <= int(slots)
+            for node, count, slots in read_slots(self._job)
         )
-        return all(used.get(node, 0) + int(count) <= int(slots) for node, count, slots in mine)
 
     def _clean_up_behind_others(self) -> None:
         """Jobs whose supervisors are dead, or that a node did not answer."""
         for name in os.listdir(self._active):
             folder = self._locate("..", name)
-            if int(name) == self._id or is_alive(folder):
+            if int(name) == self._plan.id or is_alive(folder):
                 continue
-            # By the agent that it was started with; before there was one, by a script.
-            for words in (_CLEAN, ["/bin/sh", "./clean.sh"]):
-                if os.path.exists(os.path.join(folder, words[1])):
-                    start_aside(folder, words).wait()
-                    break
+            if os.path.exists(os.path.join(folder, "agent.sh")):
+                start_cleaner(folder).wait()
             else:
                 processes.remove(os.path.join(self._active, name))
 
@@ -383,7 +358,7 @@ class Supervisor:
         more, again = self._plan.retries, False
         while True:
             plan = self._plan
-            self._before = self._count_said()
+            self._before = len(processes.read(self._locate("mpirun.err")))
             self._start()
             self._await_child()
             if not self._stop and not again and self._has_daemon_given_up():
@@ -407,26 +382,23 @@ class Supervisor:
             # The next attempt needs every node, with the secrets that a restart removes; one that
             # could start no rank would not help.
             lost = self._list_lost(ranks)
-            if not ranks.list_facts("started") or not (
-                self._shrink(lost) if lost and plan.shrinks else more and not lost
-            ):
+            goes_on = self._shrink(lost) if lost and plan.shrinks else more and not lost
+            if not goes_on or not ranks.list_facts("started"):
                 return False
-            event = self._inbox.take(0)
-            if event and event.kind == "stop":
-                self._heed(event.word)
+            kind, word = self._inbox.take(0)
+            if kind == "stop":
+                self._heed(word)
                 return False
             more, self._attempt = more - (not lost), self._attempt + 1
 
     def _list_lost(self, ranks: Ranks) -> List[str]:
         """The nodes that do not answer or have restarted; for who can go on without them, also
         those that are about to be taken away."""
-        events = ["restarted", "spot"] if self._plan.shrinks else ["restarted"]
-        silent = ranks.list_silent()
+        events = {("restarted",), ("spot",)} if self._plan.shrinks else {("restarted",)}
         return [
             name
             for name, answer in ranks.answers.items()
-            if name in silent
-            or any(fact[0] == "node" and fact[1] in events for fact in answer.facts)
+            if answer.code is not None or events & set(answer.list_facts("node"))
         ]
 
     def _shrink(self, lost: Sequence[str]) -> bool:
@@ -440,7 +412,7 @@ class Supervisor:
         if not left or self._plan.launcher in lost:
             return False
         try:
-            if not self._write_launch(left, first, lost):
+            if not self._write_launch(left, first):
                 return False
         except OSError:  # the disk is full
             return False
@@ -453,13 +425,11 @@ class Supervisor:
         self._placed = "".join(f"{holder.name}:{holder.ranks}," for holder in left)
         return True
 
-    def _write_launch(
-        self, left: Sequence[messages.Holder], ranks: int, lost: Sequence[str]
-    ) -> bool:
+    def _write_launch(self, left: Sequence[Holder], ranks: int) -> bool:
         """The same mpirun for the nodes that are left: their lines of the hostfile are in the order
         of ranks. False where it cannot be: it starts no ranks, but what starts them."""
         script = processes.read(self._locate("launch.sh")).decode(errors="surrogateescape")
-        hosts = processes.read(self._locate("hostfile")).decode().splitlines()
+        hosts = processes.read_text(self._locate("hostfile")).splitlines()
         head, _, line = script.rstrip("\n").rpartition("\n")
         words = shlex.split(line)
         if len(hosts) != len(self._plan.holders) or not {"-np", "/bin/sh"} <= set(words):
@@ -467,40 +437,21 @@ class Supervisor:
         start = words.index("/bin/sh")
         if words[start - 1].startswith("CLUSTERCTL_MASTER="):
             start -= 2  # the second loss
-        folders = [shlex.quote(self._nodes[holder.name].folder) for holder in left]
-        cases = [
-            "|".join(str(holder.first + number) for number in range(holder.ranks))
-            + f") set -- {folder};;"
-            for holder, folder in zip(left, folders)
-        ]
-        command = f'case $OMPI_COMM_WORLD_RANK in {" ".join(cases)} esac; exec /bin/sh "$1/rank.sh"'
+        cases = ""
+        for holder in left:
+            numbers = map(str, range(holder.first, holder.first + holder.ranks))
+            cases += f"{'|'.join(numbers)}) set -- {shlex.quote(self._nodes[holder.name].folder)};;"
+        command = f'case $OMPI_COMM_WORLD_RANK in {cases} esac; exec /bin/sh "$1/rank.sh"'
         words[words.index("-np") + 1] = str(ranks)
         master = f"CLUSTERCTL_MASTER={left[0].address}"
         words[start:] = ["-x", master, "/bin/sh", "-c", command]
         late = [f"{name}=${name}" for name in ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")]
         line = " ".join(f'"{word}"' if word in late else shlex.quote(word) for word in words)
-        kept = [host for host, holder in zip(hosts, self._plan.holders) if holder.name not in lost]
-        self._write("hostfile", "".join(host + "\n" for host in kept))
+        names = [holder.name for holder in left]
+        rows = zip(hosts, self._plan.holders)
+        self._write("hostfile", "".join(row + "\n" for row, of in rows if of.name in names))
         self._write("launch.sh", head + "\n" + line + "\n")
         return True
-
-    def _hand_over(self, lost: str) -> None:
-        """Gives the nodes that are left the copies of that one's outputs."""
-        copies = self._locate("mirror", lost)
-        if not os.path.isdir(copies):
-            return
-        from . import outputs
-
-        paths = [entry.path for entry in outputs.walk(copies)]
-
-        def give(holder: messages.Holder) -> None:
-            process = self._transfer(holder.name, "inherit", stdin=subprocess.PIPE)
-            assert process.stdin
-            with contextlib.suppress(OSError), process.stdin:
-                outputs.pack(copies, paths, process.stdin)
-            self._await_transfers([process])
-
-        _do_each(give, self._plan.holders)
 
     def _are_well(self, ranks: Ranks) -> bool:
         return ranks.are_well(self._plan.ranks, self._attempt)
@@ -509,19 +460,10 @@ class Supervisor:
         self._note_start()
         processes.remove(self._locate("over"))
         self._child = None
-        if not self._needs_preparation():
+        if self._needs_preparation():
+            self._beside(self._prepare)
+        else:
             self._launch()
-            return
-        attempt = self._attempt
-
-        def prepare() -> None:
-            ready = False
-            try:
-                ready = self._prepare()
-            finally:
-                self._inbox.put(JobEvent("ready" if ready else "unready", attempt=attempt))
-
-        self._beside(prepare)
 
     def _note_start(self) -> None:
         if self._attempt > 1:  # the first one was noted when it was admitted
@@ -532,65 +474,50 @@ class Supervisor:
         if not self._launched:
             self._launched = True
             self._later(self._plan.start_limit, self._check_start)
-        environ = {
-            **os.environ,
-            "MASTER_PORT": self._choose_port(),
-            "CLUSTERCTL_ATTEMPT": str(self._attempt),
-        }
+        late = {"MASTER_PORT": self._choose_port(), "CLUSTERCTL_ATTEMPT": str(self._attempt)}
         with open(self._locate("mpirun.out"), "ab") as out, open(
             self._locate("mpirun.err"), "ab"
         ) as err:
-            self._child = subprocess.Popen(
+            child = self._child = subprocess.Popen(
                 ["/bin/sh", "./launch.sh"],
                 cwd=self._job,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=environ,
+                env={**os.environ, **late},
                 start_new_session=self._leads_session,
             )
         # Over connections that are there, the end of a job is noticed sooner. Not while its ranks
         # are started: a short one needs none.
         for name in self._links:
-            self._later(SETTLED, functools.partial(self._meet, name))
-        attempt = self._attempt
-        child = self._child
+            self._later(SETTLED, self._meet, name)
 
         def wait() -> None:
             code = child.wait()
-            self._inbox.put(JobEvent("child", "", code if code >= 0 else 128 - code, attempt))
+            self._inbox.put("child", code if code >= 0 else 128 - code)
 
-        threading.Thread(target=wait, daemon=True).start()
+        self._beside(wait)
 
     def _choose_port(self) -> str:
         """On the first worker, where rank 0 will listen: anew when some time has passed."""
-        port = processes.read(self._locate("port")).decode().strip()
+        port = processes.read_text(self._locate("port"))
         if self._waited or self._attempt > 1 or not port:
             answer = self._ask_node(self._plan.holders[0].name, self._plan.answer_limit, "port")
-            port = str(answer.facts[0][1]) if answer.count("port") else ""
+            port = "".join(str(fact[0]) for fact in answer.list_facts("port"))
         return port
 
     def _await_child(self) -> None:
         """Until the launcher program has ended, with `_code`. Told to stop, it has the ranks saved
         first."""
         while True:
-            event = self._inbox.take()
-            assert event
-            if event.kind == "stop":
-                if self._stop_attempt(event.word):
-                    return
-            elif event.attempt != self._attempt:
-                continue
-            elif event.kind == "ready":
-                self._launch()
-            elif event.kind == "unready":
-                self._code = 1
+            kind, said = self._inbox.take(3600)
+            if kind == "stop" and self._stop_attempt(said):
                 return
-            else:
-                self._code = event.code
-                over = processes.read(self._locate("over")).decode().strip()
-                if over:
-                    self._code = int(over)
+            if kind == "ready" and said:
+                self._launch()
+            elif kind in ("ready", "child"):
+                over = processes.read_text(self._locate("over"))
+                self._code = 1 if kind == "ready" else int(over or said)
                 return
 
     def _stop_attempt(self, word: str) -> bool:
@@ -600,7 +527,8 @@ class Supervisor:
         self._heed(word)
         if self._child is None:
             self._code = 128 + signal.SIGKILL
-            self._end_transfers()
+            for process in self._transfers:
+                process.kill()
             return True
         self._ask("ask", self._grace)
         self._grace = 0
@@ -618,17 +546,11 @@ class Supervisor:
                 os.kill(pid, signal.SIGKILL)
 
     def _has_daemon_given_up(self) -> bool:
-        said = self._read_said() + processes.read(self._locate("mpirun.out"))
-        if not self._code or not GAVE_UP.search(said):
+        said = self._read_said() + processes.read_text(self._locate("mpirun.out"))
+        if not self._code or not GAVE_UP.search(said) or self._read_sent("start"):
             return False
         # It says the same of a node that was lost later: the others know.
-
-        def has_started(answer: NodeAnswer) -> bool:
-            return any(fact[0] == "started" for fact in answer.facts)
-
-        if self._read_sent("start"):
-            return False
-        return not self._ask("look", enough=has_started).list_facts("started")
+        return not self._ask("look", enough="started").list_facts("started")
 
     def _look(self) -> Ranks:
         """What mpirun has brought says already that all has gone well, as a rule."""
@@ -637,22 +559,22 @@ class Supervisor:
 
     def _finish(self, well: bool) -> None:
         self._over.set()
-        if well and not self._stop:
+        well = well and not self._stop
+        if well:
             # From here on its slots are free. Who follows it waits for no node.
             self._note_ranks(self._ranks, ("ended", None))
             ranks = self._ask("close")
             if list(ranks.list_left().values()) != [0] * len(self._links):
                 ranks = self._ask("end", self._grace)  # what the program may have left behind
-            self._note_nodes(ranks)
-            release(self._job, self._id, ranks)
         else:
             self._code = self._code or 1  # mpirun may say 0 after it has lost a node
             ranks = self._ask("end", self._grace)
             if not self._stop:
                 ranks = self._ask_refused_again(ranks)
             self._note_ranks(ranks)
-            self._note_nodes(ranks)
-            release(self._job, self._id, ranks)
+        self._note_nodes(ranks)
+        release(self._job, self._plan.id, ranks)
+        if not well:
             self._state.note(("ended", None))
         self._mirror_last()
 
@@ -672,7 +594,7 @@ class Supervisor:
     def _watch_beside(self) -> None:
         plan = self._plan
         if plan.timeout:
-            self._later(plan.timeout, lambda: self._tell_stop("timeout"))
+            self._later(plan.timeout, self._tell_stop, "timeout")
         self._beside(self._watch_folder)
         self._beside(self._watch_launcher)
         if plan.hang_timeout:
@@ -680,16 +602,16 @@ class Supervisor:
         if plan.mirrored:
             self._beside(self._keep_mirror)
 
-    def _beside(self, work: Callable[[], None]) -> None:
-        threading.Thread(target=work, daemon=True).start()
+    def _beside(self, work: Callable[..., None], *args: Any) -> None:
+        threading.Thread(target=work, args=args, daemon=True).start()
 
-    def _later(self, seconds: float, work: Callable[[], None]) -> None:
-        self._beside(lambda: None if self._over.wait(seconds) else work())
+    def _later(self, seconds: float, work: Callable[..., None], *args: Any) -> None:
+        self._beside(lambda: None if self._over.wait(seconds) else work(*args))
 
     def _tell_stop(self, word: str) -> None:
         with contextlib.suppress(OSError):  # the disk may be full: the job has to end all the same
             self._write("stop", word)
-        self._inbox.put(JobEvent("stop", word))
+        self._inbox.put("stop", word)
 
     def _check_start(self) -> None:
         """A launch that never gets to a rank would wait for ever."""
@@ -748,31 +670,28 @@ class Supervisor:
             if looked - before > allowed + plan.hang_slack:
                 since += looked - before
 
-        def read_output() -> None:
+        def is_silent() -> bool:
             nonlocal since
             ranks = self._ask("written")
             pass_time(self._grace + plan.answer_limit)
             for name, answer in ranks.answers.items():
-                for fact in answer.facts:
-                    if fact[0] == "written" and known.get(name) != fact:
+                for fact in answer.list_facts("written"):
+                    if known.get(name) != fact:
                         known[name], since = fact, looked
+            return looked - since >= plan.hang_timeout
 
         while not self._over.wait(plan.hang_poll):
             pass_time(plan.hang_poll)
-            read_output()
-            starts = sorted(fact[2] for fact in known.values())
-            if not known or starts == ended or looked - since < plan.hang_timeout:
+            silent, starts = is_silent(), sorted(start for _, start in known.values())
+            if not silent or not known or starts == ended:
                 continue  # its ranks have not started yet, or were ended before
             attempt = self._attempt
             stacks = self._ask("stacks")
             pass_time(plan.stacks_limit)
-            read_output()
-            if looked - since < plan.hang_timeout:
+            if not is_silent():
                 continue  # a rank has written meanwhile: none hangs
             if attempt == self._attempt and self._child and self._child.poll() is None:
-                notes = [
-                    ("stack", None, *fact) for fact in stacks.list_facts("stack") if len(fact) == 2
-                ]
+                notes = [("stack", None, *fact) for fact in stacks.list_facts("stack")]
                 self._state.note(("hung", None, f"{plan.hang_timeout:g}"), *notes)
                 self._ask("again", self._grace)
             ended = starts
@@ -780,88 +699,100 @@ class Supervisor:
     # -------------------------------------------------------------------- what an attempt goes on
 
     def _needs_preparation(self) -> bool:
-        plan = self._plan
-        again = self._attempt > 1
+        plan, again = self._plan, self._attempt > 1
         snapshot = plan.resume and (again or plan.resume.resumes)
         return bool(snapshot or self._lost or (plan.restores and (again or plan.rerun_of)))
 
-    def _prepare(self) -> bool:
-        """Whether the ranks may start: all of them have to begin with the same."""
-        resume = self._plan.resume
-        while self._lost:
-            self._hand_over(self._lost.pop())
-        if self._plan.restores:
-            self._restore_copies()
-        if not resume or (self._attempt == 1 and not resume.resumes):
-            return True
-        return self._send_snapshot(resume)
+    def _prepare(self) -> None:
+        """All ranks have to begin with the same: else none may start."""
+        ready, resume = False, self._plan.resume
+        try:
+            while self._lost:
+                self._hand_over(self._lost.pop())
+            if self._plan.restores:
+                self._restore_copies()
+            is_new = self._attempt == 1
+            ready = not resume or (is_new and not resume.resumes) or self._send_snapshot(resume)
+        finally:
+            self._inbox.put("ready", ready)
+
+    def _hand_over(self, lost: str) -> None:
+        """Gives the nodes that are left the copies of that one's outputs."""
+        from . import outputs
+
+        copies = self._locate("mirror", lost)
+        if os.path.isdir(copies):
+            paths = [entry.path for entry in outputs.walk(copies)]
+            processes.do_each(
+                lambda holder: self._give(holder.name, copies, paths, "inherit"),
+                self._plan.holders,
+            )
 
     def _restore_copies(self) -> None:
         """Gives nodes back what was cut short there in the last attempt, or in the job that goes
         on, as by a kill while a program overwrote it, where the copy here is whole."""
-        earlier = str(self._plan.rerun_of or "none")
-        copies = self._locate("..", earlier, "mirror")
+        from . import resume
+
+        copies = self._locate("..", str(self._plan.rerun_of or "none"), "mirror")
         if self._attempt > 1:
             copies = self._locate("mirror")
-        if not os.path.isdir(copies):
-            return
-        from . import outputs, resume
 
-        def restore(holder: messages.Holder) -> None:
-            name = holder.name
-            for (path,) in self._list_facts(name, "cut", self._plan.kept):
-                copy = resume.find_copy(copies, name, path)
+        def restore(holder: Holder) -> None:
+            for (path,) in self._list_facts(holder.name, "cut", self._plan.kept):
+                copy = resume.find_copy(copies, holder.name, path)
                 if copy:
-                    process = self._transfer(name, "restore", holder.first, stdin=subprocess.PIPE)
-                    assert process.stdin
-                    with contextlib.suppress(OSError), process.stdin:
-                        outputs.pack(copy, [path], process.stdin)
-                    self._await_transfers([process])
+                    self._give(holder.name, copy, [path], "restore", holder.first)
 
-        _do_each(restore, self._plan.holders)
+        if os.path.isdir(copies):
+            processes.do_each(restore, self._plan.holders)
 
-    def _send_snapshot(self, resume: messages.ResumePlan) -> bool:
+    def _send_snapshot(self, how: messages.ResumePlan) -> bool:
         """The newest one of rank 0's node, to the others."""
-        first, *others = self._plan.holders
-        kept = self._plan.kept
-        own: Dict[str, List[str]] = {}
+        plan = self._plan
+        first, *others = plan.holders
+        own: List[str] = []
 
-        def list_own(holder: messages.Holder) -> None:
-            facts = self._list_facts(holder.name, "own", kept, holder.first, holder.ranks)
-            own[holder.name] = [path for (path,) in facts]
+        def list_own(holder: Holder) -> None:
+            facts = self._list_facts(holder.name, "own", plan.kept, holder.first, holder.ranks)
+            own.extend(path for (path,) in facts)
 
-        _do_each(list_own, others)
-        others_own = [path for paths in own.values() for path in paths]
-        wish = messages.SnapshotWish(kept, self._plan.ranks, first.ranks, others_own, resume)
+        processes.do_each(list_own, others)
+        wish = messages.SnapshotWish(plan.kept, plan.ranks, first.ranks, own, how)
         facts = self._list_facts(first.name, "choice", self._attempt, wish)
         kind, *reason = facts[0] if facts else ("", "its node does not answer")
-        if kind == "none":
-            return True
-        if kind != "found":
+        if kind not in ("none", "found"):
             self._complain(reason[0])
-            return False
+        if kind != "found":
+            return bool(kind == "none")
         unsent: List[str] = []
 
-        def send(holder: messages.Holder) -> None:
-            words = self._attempt, "yes" if resume.folders else ""
+        def send(holder: Holder) -> None:
+            words = self._attempt, "yes" if how.folders else ""
             sender = self._transfer(first.name, "hand", *words, stdout=subprocess.PIPE)
             receiver = self._transfer(holder.name, "receive", self._attempt, stdin=sender.stdout)
-            assert sender.stdout
             sender.stdout.close()
-            if not self._await_transfers([receiver, sender]):
+            if not self._await_transfers(receiver, sender):
                 unsent.append(holder.name)
 
-        _do_each(send, others)
+        processes.do_each(send, others)
         if unsent:  # ranks that begin with different ones would wait for each other, or worse
             names = " ".join(sorted(unsent))
             self._complain(f"the snapshot could not be copied to {names}")
         return not unsent
 
     def _list_facts(self, name: str, verb: str, *args: object) -> List[Fact]:
-        answer = self._ask_node(name, self._plan.resume_limit, verb, *args)
-        return [fact[1:] for fact in answer.facts if fact[0] == verb]
+        return self._ask_node(name, self._plan.resume_limit, verb, *args).list_facts(verb)
 
-    def _transfer(self, name: str, *words: object, **streams: Any) -> "subprocess.Popen[bytes]":
+    def _give(self, name: str, folder: str, paths: Sequence[str], *words: object) -> None:
+        """Sends these files of a folder here to the agent of a node."""
+        from . import outputs
+
+        process = self._transfer(name, *words, stdin=subprocess.PIPE)
+        with contextlib.suppress(OSError), process.stdin:
+            outputs.pack(folder, paths, process.stdin)
+        self._await_transfers(process)
+
+    def _transfer(self, name: str, *words: object, **streams: Any) -> Any:
         streams.setdefault("stdin", subprocess.DEVNULL)
         with open(self._locate("mpirun.err"), "ab") as log:
             process = self._start_agent(name, *words, stderr=log, **streams)
@@ -870,19 +801,14 @@ class Supervisor:
             process.kill()
         return process
 
-    def _await_transfers(self, started: "List[subprocess.Popen[bytes]]") -> bool:
+    def _await_transfers(self, *started: Any) -> bool:
         """Whether they went well."""
         until = time.monotonic() + self._plan.resume_limit
         for process in started:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-        return [process.wait() for process in started] == [0] * len(started)
-
-    def _end_transfers(self) -> None:
-        for process in self._transfers:
             process.kill()
+        return [process.wait() for process in started] == [0] * len(started)
 
     def _complain(self, text: str) -> None:
         with open(self._locate("mpirun.err"), "a") as file:
@@ -894,65 +820,51 @@ class Supervisor:
         """Every node at once, each for itself: one that does not answer keeps no other waiting."""
         folder = self._locate("mirror")
         os.makedirs(folder, exist_ok=True)
-        status = os.statvfs(folder)
-        names = self._list_holders()
-        room = (status.f_bavail * status.f_frsize - self._plan.mirror.reserve) // len(names)
+        room = self._measure_room() // len(self._plan.holders)
         if room > 0:
-            _do_each(lambda name: self._mirror_node(name, room), names)
+            processes.do_each(
+                lambda holder: self._mirror_node(holder.name, room, self._plan.mirror.largest),
+                self._plan.holders,
+            )
 
-    def _mirror_node(
-        self, name: str, room: int, largest: Optional[int] = None
-    ) -> Optional[messages.MirrorNote]:
-        """What the node has sent; None: nothing, since nothing is new, or it was cut off."""
+    def _measure_room(self) -> int:
+        status = os.statvfs(self._locate("mirror"))
+        return status.f_bavail * status.f_frsize - self._plan.mirror.reserve
+
+    def _mirror_node(self, name: str, room: int, largest: int) -> bool:
+        """Whether all that the node has is here then."""
         from . import mirror
 
         plan = self._plan.mirror
-        kept, notes = self._locate("mirror", name), self._locate_note(name)
-        with open(self._locate("mirror", "." + name + ".lock"), "w") as lock:
+        place = self._locate("mirror", "." + name)
+        with open(place + ".lock", "w") as lock, open(self._locate("mirror.log"), "a") as log:
             fcntl.flock(lock, fcntl.LOCK_EX)  # an earlier look may still be at it
             when = time.time()
-            before = self._read_note(name)
-            asks = largest is None
-            largest = plan.largest if largest is None else largest
+            before = read_copies_note(self._job, name) or messages.CopiesNote(0, {})
             wish = messages.MirrorWish(
                 before.files, room, largest, self._plan.kept, plan.reserve, before.left
             )
             # Over the connection that is there: a look that finds nothing new starts nothing.
-            if asks and self._ask_node(name, plan.interval, "mirrored", wish).count("mirrored"):
-                self._write(notes, json.dumps(messages.spell_out(before._replace(time=when))))
-                return None
-            with open(self._locate("mirror.log"), "ab") as log:
-                process = self._start_agent(
-                    name, "send", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-                )
-            assert process.stdin
-            assert process.stdout
+            asks = largest != mirror.EVERYTHING
+            answer = asks and self._ask_node(name, plan.interval, "mirrored", wish)
+            if answer and answer.list_facts("mirrored"):
+                processes.write(place + ".json", messages.dump(before._replace(time=when)))
+                return False
+            pipe = subprocess.PIPE
+            process = self._start_agent(name, "send", stdin=pipe, stdout=pipe, stderr=log)
             try:
                 process.stdin.write(messages.pack(*wish))
                 process.stdin.close()
-                note = mirror.receive(
-                    process.stdout, kept, self._locate("mirror", "." + name + ".part")
-                )
+                note = mirror.receive(process.stdout, self._locate("mirror", name), place + ".part")
                 said = messages.CopiesNote(when, note.files, note.left)
-                self._write(notes, json.dumps(messages.spell_out(said)))
-                return note
+                processes.write(place + ".json", messages.dump(said))
+                return note.whole
             except (EOFError, OSError) as error:  # the next look brings it
-                with open(self._locate("mirror.log"), "a") as log_file:
-                    log_file.write(f"{name}: {error}\n")
-                return None
+                log.write(f"{name}: {error}\n")
+                return False
             finally:
                 process.stdout.close()
                 process.wait()
-
-    def _locate_note(self, name: str) -> str:
-        return self._locate("mirror", "." + name + ".json")
-
-    def _read_note(self, name: str) -> messages.CopiesNote:
-        """What there is of the outputs of a node."""
-        return read_copies_note(self._job, name) or messages.CopiesNote(0, {})
-
-    def _list_holders(self) -> List[str]:
-        return [holder.name for holder in self._plan.holders]
 
     def _keep_mirror(self) -> None:
         """A look takes at most half of the time."""
@@ -965,15 +877,15 @@ class Supervisor:
     def _mirror_last(self) -> None:
         """What they have saved at the end. A job that ended before the first look has less to lose
         than that, unless a node of it is about to end."""
-        if not self._plan.mirrored:
-            return
-        ending = re.search(r"^node .* (spot|deadline)$", self._read_state(), re.MULTILINE)
-        if self._plan.mirror.always or ending or os.path.isdir(self._locate("mirror")):
-            self._mirror()
+        if self._plan.mirrored:
+            state = processes.read_text(self._locate("state"))
+            ending = re.search(r"^node .* (spot|deadline)$", state, re.MULTILINE)
+            if self._plan.mirror.always or ending or os.path.isdir(self._locate("mirror")):
+                self._mirror()
 
     # ------------------------------------------------------------------------------ notes
 
-    def _heed(self, word: str = "") -> None:
+    def _heed(self, word: str) -> None:
         """Notes why the job is to stop: the file `stop` says more than a signal."""
         word = self._read_stop() or word
         if word != self._stop:
@@ -993,9 +905,7 @@ class Supervisor:
         lines += [("alone", None, *fact[:2]) for fact in self._read_sent("alone").values()]
         started = max(len(ranks.list_facts("started")), len(self._read_sent("start")))
         lines.append(("started", None, started))
-        if any(
-            code != 0 for _, code, _, _ in exits
-        ):  # only then does it matter whose clock is how late
+        if any(code for _, code, *_ in exits):  # only then does it matter whose clock is how late
             for name, answer in ranks.answers.items():
                 if answer.code is None and answer.began:
                     ahead = (answer.began - answer.asked + answer.ended - answer.heard) / 2
@@ -1009,39 +919,26 @@ class Supervisor:
         left = ranks.list_left()
         lines: List[Tuple[Any, ...]] = []
         for name, answer in ranks.answers.items():
-            lines += [("node", None, name, *fact[1:]) for fact in answer.facts if fact[0] == "node"]
-            if answer.count("full"):
-                lines.append(("full", None, name))
-            if name in left:
-                lines.append(("survivors", None, name, left[name]))
-            else:
-                lines.append(("survivors", None, name, "?", answer.code, answer.why[:200]))
+            lines += [("node", None, name, *fact) for fact in answer.list_facts("node")]
+            lines += [("full", None, name) for _ in answer.list_facts("full")]
+            said = (left[name],) if name in left else ("?", answer.code, answer.why[:200])
+            lines.append(("survivors", None, name, *said))
         self._state.note(*lines)
 
     def _note_words(self) -> None:
         """Of mpirun and ssh on its end: a daemon that it has lost, and the process that it
         blames."""
-        for found in WORDS.finditer(self._read_said().replace(b"\0", b" ").replace(b"\n", b" ")):
-            said = {
-                name: part.decode(errors="replace")
-                for name, part in found.groupdict().items()
-                if part
-            }
-            if "daemon" in said:
-                self._state.note(("daemon", None, self._name_host(said["daemon"])))
-            elif "ssh" in said and self._code == 255:  # with that it ends, and mpirun with it
-                self._state.note(("daemon", None, self._name_host(said["ssh"])))
-            elif "rank" in said:
+        for found in WORDS.finditer(self._read_said().replace("\0", " ").replace("\n", " ")):
+            said = found.groupdict()
+            # With 255 ssh ends, and mpirun with it.
+            host = said["daemon"] or (said["ssh"] if self._code == 255 else "")
+            if host:  # by the name that the node has for itself, or its address
+                known = (n.name for n in self._plan.nodes if host in (n.name, *n.aliases))
+                self._state.note(("daemon", None, next(known, host)))
+            elif said["rank"]:
                 self._state.note(("first", None, said["rank"], int(said["signal"]) + 128))
-            elif "first" in said:
+            elif said["first"]:
                 self._state.note(("first", None, said["first"], said["code"]))
-
-    def _name_host(self, host: str) -> str:
-        """Mpirun and ssh call a node by the name that it has for itself, or its address."""
-        for node in self._plan.nodes:
-            if host in (node.name, *node.aliases):
-                return str(node.name)
-        return host
 
     # ------------------------------------------------------------------------ points of a sweep
 
@@ -1068,9 +965,9 @@ class Supervisor:
         """Copies all logs and outputs from these nodes here, beside what is here already; returns
         the nodes whose files are not all here then. Runs before unused nodes are ended."""
         self._marked = ": clusterctl-idle; "
-        os.makedirs(self._locate("mirror"), exist_ok=True)
-        os.makedirs(self._locate("saved"), exist_ok=True)
-        mine = [name for name in names if name in self._list_holders()]
+        for folder in ("mirror", "saved"):
+            os.makedirs(self._locate(folder), exist_ok=True)
+        mine = [holder.name for holder in self._plan.holders if holder.name in names]
         return [name for name in mine if not self._save_node(name)]
 
     def _save_node(self, name: str) -> bool:
@@ -1079,31 +976,23 @@ class Supervisor:
         from . import mirror, outputs
 
         folder = shlex.quote(self._nodes[name].folder)
-        question = f"if [ -d {folder} ]; then echo there; else echo none; fi"
-        log = os.open(self._locate("save.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        streams: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-        streams["stderr"] = log
-        asked = subprocess.run(
-            self._wrap(name, question), env=self._environ, check=False, **streams
-        )
-        said = asked.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+        question = self._wrap(name, f"if [ -d {folder} ]; then echo there; else echo none; fi")
+        asked = processes.call(*question, limit=None, variables={"CLUSTERCTL_JOB": ""})
+        said = asked.out.strip().rpartition("\n")[2]
         if said != "there":
-            return bool(said == "none")  # the machine was replaced
-        status = os.statvfs(self._locate("mirror"))
-        room = max(0, status.f_bavail * status.f_frsize - self._plan.mirror.reserve)
-        copied = self._mirror_node(name, room, largest=mirror.EVERYTHING)
-        if not copied or not copied.whole:
+            return said == "none"  # the machine was replaced
+        if not self._mirror_node(name, max(0, self._measure_room()), mirror.EVERYTHING):
             return False
         # Beside what is here: a node that is just ending must not take a whole copy with it.
         fresh, last = self._locate("saved", ".new-" + name), self._locate("saved", name)
-        process = self._start_agent(name, "send_output", **streams)
-        assert process.stdout
+        with open(self._locate("save.log"), "ab") as log:
+            null, pipe = subprocess.DEVNULL, subprocess.PIPE
+            process = self._start_agent(name, "send_output", stdin=null, stdout=pipe, stderr=log)
         with process, contextlib.suppress(EOFError, OSError):
             outputs.unpack(process.stdout, fresh)
         if process.returncode:
             return False
-        with open(os.path.join(fresh, ".done"), "w"):
-            pass
+        processes.write(os.path.join(fresh, ".done"), "")
         shutil.rmtree(last, ignore_errors=True)
         os.replace(fresh, last)
         return True
@@ -1113,28 +1002,24 @@ class Supervisor:
     def clean(self) -> None:
         """Where the job's supervisor is dead or a node did not answer it: ends what is left of the
         job on every node, forgets its secrets, frees its slots."""
-        import glob
         import shutil
 
-        with open(self._locate("alive"), "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return  # its supervisor lives, or another one cleans up
-            self._write("supervisor.pid", f"{os.getpid()}\n")
+        with self._hold() as is_ours:
+            if not is_ours:
+                return
             for part in glob.glob(glob.escape(self._locate("mirror")) + "/.*.part"):
                 if not processes.is_locked(part[: -len("part")] + "lock"):
                     shutil.rmtree(part, ignore_errors=True)
             ranks = self._ask("end", self._grace)
             self._note_nodes(ranks)
-            if not re.search("^(ended|dead) ", self._read_state(), re.MULTILINE):
+            if not OVER.search(processes.read_text(self._locate("state"))):
                 if self._read_stop():
-                    self._heed()
-                boot = processes.read(self._locate("boot")).decode()
+                    self._heed("")
+                boot = processes.read_text(self._locate("boot"))
                 if boot and boot != processes.read_boot():
                     self._state.note(("node", None, self._plan.launcher, "restarted"))
                 self._state.note(("dead", None))
-            release(self._job, self._id, ranks)
+            release(self._job, self._plan.id, ranks)
 
     # ------------------------------------------------------------------------------ files
 
@@ -1144,23 +1029,20 @@ class Supervisor:
     def _write(self, name: str, text: str) -> None:
         processes.write(self._locate(name), text)
 
-    def _read_state(self) -> str:
-        return processes.read(self._locate("state")).decode(errors="replace")
-
     def _read_stop(self) -> str:
-        return processes.read(self._locate("stop")).decode(errors="replace").strip()
+        return processes.read_text(self._locate("stop"))
 
-    def _count_said(self) -> int:
-        return len(processes.read(self._locate("mpirun.err")))
-
-    def _read_said(self) -> bytes:
+    def _read_said(self) -> str:
         """What mpirun has written to its stderr since the attempt began."""
-        return processes.read(self._locate("mpirun.err"))[self._before :]
+        return processes.decode(processes.read(self._locate("mpirun.err"))[self._before :])
+
+
+# -------------------------------------------------------------------------------------------------
+# What a client asks on the launcher.
 
 
 def load(job: str) -> Supervisor:
-    with open(os.path.join(job, "plan.json")) as file:
-        plan = messages.read(messages.JobPlan, json.load(file))
+    plan = messages.load(messages.JobPlan, os.path.join(job, "plan.json"))
     if plan.version != messages.VERSION:
         raise ValueError(f"plan.json has version {plan.version}, not {messages.VERSION}")
     return Supervisor(job, plan)
@@ -1171,31 +1053,27 @@ def is_alive(job: str) -> bool:
     return processes.is_locked(os.path.join(job, "alive"))
 
 
+def read_slots(job: str) -> List[List[str]]:
+    """Of each node that the job has slots on: its name, how many, and how many there are."""
+    return [line.split() for line in processes.read_text(os.path.join(job, "alloc")).splitlines()]
+
+
 def release(job: str, number: int, ranks: Ranks) -> None:
     """The slots of nodes that have said that nothing is left; others wait for the next look."""
-    free = {name for name, left in ranks.list_left().items() if not left}
-    path = os.path.join(job, "alloc")
-    lines = [
-        line for line in processes.read(path).decode().splitlines() if line.split()[0] not in free
-    ]
+    left = ranks.list_left()
+    rows = [row for row in read_slots(job) if left.get(row[0], 1)]
     with contextlib.suppress(OSError):  # the disk is full: the next look frees them
-        processes.write(path, "".join(line + "\n" for line in lines))
-    if not lines:
+        text = "".join(" ".join(row) + "\n" for row in rows)
+        processes.write(os.path.join(job, "alloc"), text)
+    if not rows:
         processes.remove(os.path.join(job, "..", "active", str(number)))
 
 
-# -------------------------------------------------------------------------------------------------
-# What a client asks on the launcher.
-
-
-_CLEAN = ["/bin/sh", "./agent.sh", "clean"]
-
-
-def start_aside(job: str, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Starts what outlives this program, in the job's folder."""
+def start_cleaner(job: str) -> "subprocess.Popen[bytes]":
+    """Ends what is left of a job whose supervisor is dead, and outlives this program."""
     with open(os.path.join(job, "clean.log"), "ab") as file:
         return subprocess.Popen(
-            command,
+            ["/bin/sh", "./agent.sh", "clean"],  # by the agent that it was started with
             cwd=job,
             stdin=subprocess.DEVNULL,
             stdout=file,
@@ -1212,7 +1090,7 @@ def submit(job: str, limit: float = 1.0) -> str:
     path = os.path.join(job, "state")
     while not processes.read(path) and time.monotonic() < until:
         time.sleep(0.005)
-    return processes.read(path).decode()
+    return processes.read_text(path)
 
 
 def _become_supervisor(job: str) -> None:
@@ -1241,17 +1119,16 @@ def tell_status(job: str, limit: float) -> str:
     first: the supervisor may end, and say so, between the two."""
     path, dead = os.path.join(job, "state"), ""
     if not is_alive(job):
-        said = processes.read(path).decode(errors="replace")
+        said = processes.read_text(path)
         if not said:
-            stop = processes.read(os.path.join(job, "stop")).decode().strip()
+            stop = processes.read_text(os.path.join(job, "stop"))
             lines = [f"stop {time.time():.0f} {stop}"] if stop else []
-            return "\n".join([*lines, f"absent {time.time():.0f}"]) + "\n"
-        if not re.search("^(ended|dead) ", said, re.MULTILINE):
-            cleaner = start_aside(job, _CLEAN)
+            return "\n".join([*lines, f"absent {time.time():.0f}"])
+        if not OVER.search(said):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                cleaner.wait(limit)
-            dead = "" if is_alive(job) else f"dead {time.time():.0f}\n"
-    return processes.read(path).decode(errors="replace") + dead
+                start_cleaner(job).wait(limit)
+            dead = "" if is_alive(job) else f"\ndead {time.time():.0f}"
+    return processes.read_text(path) + dead
 
 
 def cancel(job: str) -> None:
@@ -1260,31 +1137,24 @@ def cancel(job: str) -> None:
     with contextlib.suppress(OSError), open(os.path.join(job, "stop"), "w") as file:
         file.write("cancelled\n")  # unless the disk is full
     if is_alive(job):
-        pid = processes.read(os.path.join(job, "supervisor.pid")).strip()
-        processes.send(int(pid) if pid.isdigit() else 0, CANCEL)
+        pid = processes.read_text(os.path.join(job, "supervisor.pid"))
+        processes.send(int(pid or 0), CANCEL)
     elif processes.read(os.path.join(job, "state")):
-        start_aside(job, _CLEAN)
-
-
-def _do_each(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
-    """All at once."""
-    threads = [threading.Thread(target=work, args=(item,), daemon=True) for item in items]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        start_cleaner(job)
 
 
 def read_copies_note(job: str, name: str) -> Optional[messages.CopiesNote]:
     """None where the launcher has no copies of that node's outputs."""
-    note = processes.read(os.path.join(job, "mirror", "." + name + ".json"))
-    return messages.read(messages.CopiesNote, json.loads(note.decode())) if note else None
+    try:
+        return messages.load(messages.CopiesNote, os.path.join(job, "mirror", f".{name}.json"))
+    except FileNotFoundError:
+        return None
 
 
-def list_copies(job: str, out: IO[bytes], *names: str) -> None:
-    """Writes, as JSON, what there are copies of: by node of these, `when` all that it had was among
-    them, how many more outputs were `left_out` and their bytes, and of the `files` each path, size
-    and modification time."""
+def list_copies(job: str, *names: str) -> str:
+    """As JSON, what there are copies of: by node of these, `when` all that it had was among them,
+    how many more outputs were `left_out` and their bytes, and of the `files` each path, size and
+    modification time."""
     from . import outputs
 
     found = {}
@@ -1294,4 +1164,4 @@ def list_copies(job: str, out: IO[bytes], *names: str) -> None:
             there = outputs.walk(os.path.join(job, "mirror", name))
             files = [(entry.path, entry.size, entry.modified / 1e9) for entry in there]
             found[name] = {"when": note.time, "left_out": note.left, "files": files}
-    out.write(json.dumps(found).encode())
+    return json.dumps(found)

@@ -3,17 +3,16 @@ folder on this node.
 """
 
 import json
+import math
 import os
 import sys
 import time
 from importlib import import_module
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Union
+from typing import IO, Any, Callable, Dict, Iterator, List, Sequence, Union
 
 from . import messages, outputs, processes
 from .processes import Processes
 
-AWAITED = 3600.0
-"""Seconds after which a wait begins anew."""
 STARTING = 3600.0
 """Seconds in which a job is started with the agent that was just put there."""
 
@@ -24,46 +23,14 @@ def _load(job: str) -> Any:
     return supervise.load(job)
 
 
-def _save(job: str, *names: str) -> List[str]:
-    """The nodes whose files are not all on the launcher then."""
-    saved: List[str] = _load(job).save(names)
-    return saved
-
-
-def _hand_in(job: str, system: str, name: str, patience: float) -> Iterator[str]:
-    from . import queues
-
-    try:
-        return queues.hand_in(job, system, name, patience)
-    except queues.Refused as refused:
-        sys.exit(str(refused))
-
-
 def _batch(job: str, *early: str) -> int:
     """A job of a batch system, or a task of its array."""
-    with open(os.path.join(job, "plan.json")) as file:
-        plan = messages.read(messages.BatchPlan, json.load(file))
+    from . import batch, queues, tasks
+
+    plan = messages.load(messages.BatchPlan, os.path.join(job, "plan.json"))
     if plan.job is None:
-        from . import queues, tasks
-
         return tasks.run(job, plan, queues.SYSTEMS[plan.system].find_point, list(early))
-    from . import batch
-
     return batch.BatchSupervisor(job, plan, plan.job).see_through(early)
-
-
-def _ask(job: str, tag: str, seconds: float) -> None:
-    Processes(job, tag).ask(seconds)
-
-
-def _stop(job: str, tag: str, seconds: float) -> None:
-    Processes(job, tag).stop(seconds)
-
-
-def _await(job: str, tag: str) -> None:
-    """Returns when nothing of the job is left."""
-    while not Processes(job, tag).await_end(AWAITED):
-        pass
 
 
 def _answer(verb: str) -> Callable[..., Iterator[str]]:
@@ -100,42 +67,28 @@ def _list(job: str) -> None:
         raise failed[0]
 
 
-def _pack(job: str) -> None:
+def _pack(job: str, out: IO[bytes]) -> None:
     paths = [entry.path for entry in outputs.list_outputs(job)]
-    outputs.pack(os.path.join(job, outputs.WORK), paths, sys.stdout.buffer)
+    outputs.pack(os.path.join(job, outputs.WORK), paths, out)
 
 
-def _link(job: str) -> None:
-    """Those that stdin names, with a NUL behind each."""
-    paths = sys.stdin.buffer.read().split(b"\0")[:-1]
-    outputs.link_outputs(job, map(os.fsdecode, paths))
+def _link(job: str, stream: IO[bytes]) -> None:
+    """Those that it names, with a NUL behind each."""
+    outputs.link_outputs(job, map(os.fsdecode, stream.read().split(b"\0")[:-1]))
 
 
-def _send(job: str) -> None:
+def _send(job: str, stream: IO[bytes], out: IO[bytes]) -> None:
     from . import mirror
 
     os.nice(19)
-    wish = messages.read(messages.MirrorWish, json.loads(sys.stdin.readline()))
-    mirror.send(job, wish, sys.stdout.buffer)
+    wish = messages.read(messages.MirrorWish, json.loads(stream.readline().decode()))
+    mirror.send(job, wish, out)
 
 
-def _send_output(job: str) -> None:
+def _send_output(job: str, out: IO[bytes]) -> None:
     """What the ranks here have printed."""
     os.stat(os.path.join(job, "out"))
-    paths = [entry.path for entry in outputs.walk(job, "out")]
-    outputs.pack(job, paths, sys.stdout.buffer)
-
-
-def _set_up(job: str, settings: str) -> int:
-    from . import setup
-
-    return setup.set_up(job, **json.loads(settings))
-
-
-def _build(place: str, settings: str) -> int:
-    from . import setup
-
-    return setup.build(place, **json.loads(settings))
+    outputs.pack(job, [entry.path for entry in outputs.walk(job, "out")], out)
 
 
 def _forget_others(root: str) -> None:
@@ -157,11 +110,11 @@ VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     **{verb: _answer(verb) for verb in ("look", "tend", "written", "stacks", "again", "end")},
     **{verb: _show("views", verb) for verb in ("show", "show_gpus", "show_use")},
     **{verb: _show("stacks", verb) for verb in ("show_moves", "show_stacks")},
-    "ask": _ask,
+    "ask": lambda job, tag, seconds: Processes(job, tag).ask(float(seconds)),
     "attend": "attend.serve",
-    "await": _await,
+    "await": lambda job, tag: Processes(job, tag).await_end(math.inf),
     "batch": _batch,
-    "build": _build,
+    "build": lambda place, settings: _import("setup").build(place, **json.loads(settings)),
     "built": outputs.note_built,
     "cancel": "supervise.cancel",
     "clean": lambda job: _load(job).clean(),
@@ -169,7 +122,7 @@ VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     "forget_others": _forget_others,
     "halt": "ranks.halt",
     "hand": "resume.send",
-    "hand_in": _hand_in,
+    "hand_in": "queues.hand_in",
     "heed": "ranks.heed",
     "idle": "idle.watch",
     "inherit": "resume.inherit",
@@ -182,20 +135,21 @@ VERBS: Dict[str, Union[str, Callable[..., Any]]] = {
     "receive": "resume.receive",
     "request": "requests.check",
     "restore": "resume.restore",
-    "save": _save,
+    "save": lambda job, *names: _load(job).save(names),
     "send": _send,
     "send_output": _send_output,
-    "set_up": _set_up,
+    "set_up": lambda job, settings: _import("setup").set_up(job, **json.loads(settings)),
     "status": "supervise.tell_status",
-    "stop": _stop,
+    "stop": lambda job, tag, seconds: Processes(job, tag).stop(float(seconds)),
     "store": "relay.serve",
     "submit": "supervise.submit",
     "survey": "queues.survey",
 }
-"""Functions, or where they are. What one returns is printed, or is the exit code."""
+"""Functions, or where they are. A number that one returns is the exit code; a text, or lines, are
+printed."""
 
 GIVEN: Dict[str, Callable[[str], Any]] = {
-    "tag": lambda job: processes.read(os.path.join(job, "tag")).decode(),
+    "tag": lambda job: processes.read_text(os.path.join(job, "tag")),
     "out": lambda job: sys.stdout.buffer,
     "stream": lambda job: sys.stdin.buffer,
 }
@@ -226,10 +180,11 @@ def main(words: Sequence[str]) -> None:
         os.environ.pop("LC_CTYPE", None)  # Python's own, in a C locale: no program is to have it
     try:
         said = _call(words[0], words[1:])
+        if isinstance(said, bool):
+            return
         if isinstance(said, int):
             sys.exit(said)
-        lines = said.splitlines() if isinstance(said, str) else said or ()
-        for line in lines:
+        for line in said.splitlines() if isinstance(said, str) else said or ():
             print(line)
     except BrokenPipeError:
         os._exit(1)  # nobody reads it any more

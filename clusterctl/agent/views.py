@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from typing import Dict, Generator, Iterator, List, Sequence, Set, Tuple
@@ -69,14 +68,7 @@ def _encode(data: bytes) -> str:
 
 def _run(*words: str, seconds: float = ANSWER) -> str:
     """What a program prints; "" where it fails."""
-    null = subprocess.DEVNULL
-    try:
-        said = subprocess.run(
-            words, stdin=null, stdout=subprocess.PIPE, stderr=null, timeout=seconds, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return said.stdout.decode(errors="surrogateescape")
+    return processes.call(*words, limit=seconds).out
 
 
 def _list_ranks(job: str, suffix: str) -> Iterator[Tuple[str, str]]:
@@ -283,19 +275,9 @@ def _ask_spot() -> str:
 def _reach(root: str, peer: str) -> str:
     """`ok`, or why no connection comes about. A log-in takes its time on a busy node; and a banner
     or a start file there that has spoken says that one did."""
-    try:
-        done = subprocess.run(
-            ["ssh", "-F", "config", "-o", "ConnectTimeout=4", peer, "true"],
-            cwd=os.path.join(root, "ssh"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=ANSWER,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    ssh = ("ssh", "-F", "config", "-o", "ConnectTimeout=4", peer, "true")
+    said = processes.call(*ssh, limit=ANSWER, folder=os.path.join(root, "ssh"))
+    lines = (said.out + said.err).splitlines()
+    if said.code != 255 or not lines or " banner exchange" in said.err:
         return "ok"
-    said = done.stdout.decode(errors="replace")
-    if done.returncode != 255 or not said or " banner exchange" in said:
-        return "ok"
-    return said.splitlines()[-1]
+    return lines[-1]

@@ -12,9 +12,10 @@ import select
 import stat
 import sys
 import time
-from typing import IO, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import IO, Dict, List, Sequence, Tuple
 
 from . import messages, processes
+from .messages import FileHeader
 
 SHARED, SUPERVISED = "shared", "supervised"
 """Words for `follow`: other machines write to the job's folder, too; its supervisor runs here."""
@@ -33,15 +34,6 @@ have thousands of files."""
 _MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100
 _NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
 _ENDED = re.compile(rb"^(?:ended|dead) ", re.MULTILINE)
-
-
-class FilePiece(NamedTuple):
-    """Bytes of a file that are news. `size`: what the file has by now."""
-
-    name: str
-    start: int
-    end: int
-    size: int
 
 
 def list_files(job: str) -> List[Tuple[str, int]]:
@@ -66,39 +58,33 @@ def _measure(job: str, name: str) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
-def find_news(job: str, known: Dict[str, int]) -> List[FilePiece]:
+def find_news(job: str, known: Dict[str, int]) -> List[FileHeader]:
     """What is not known yet, as far as it is kept: the middle of a file may be gone."""
     pieces = []
     for name, size in list_files(job):
         start, end = known.get(name, 0), size
-        if start >= end:
-            continue
-        cut = _read_cut(os.path.join(job, name))
-        if cut and start < cut[0]:
-            end = cut[0]
-        elif cut and start < cut[1]:
-            start = cut[1]
         if start < end:
-            pieces.append(FilePiece(name, start, end, size))
+            gap, gap_end = _read_cut(os.path.join(job, name))
+            if start < gap:
+                end = gap
+            else:
+                start = max(start, gap_end)
+            if start < end:
+                pieces.append(FileHeader(name, start, end - start, size))
     return pieces
 
 
-def _read_cut(path: str) -> Optional[Tuple[int, int]]:
+def _read_cut(path: str) -> Sequence[int]:
     """From where to where nothing is kept of a file."""
-    try:
-        with open(path + ".cut") as file:
-            start, end = file.read().split()
-            return int(start), int(end)
-    except (OSError, ValueError):
-        return None
+    return [int(word) for word in processes.read(path + ".cut").split()] or (0, 0)
 
 
-def read_piece(job: str, piece: FilePiece, most: int) -> bytes:
+def read_piece(job: str, piece: FileHeader, most: int) -> bytes:
     """At most so many bytes of it; none where the file is gone."""
     try:
         with open(os.path.join(job, piece.name), "rb") as file:
             file.seek(piece.start)
-            return file.read(min(most, piece.end - piece.start))
+            return file.read(min(most, piece.length))
     except OSError:
         return b""
 
@@ -106,7 +92,7 @@ def read_piece(job: str, piece: FilePiece, most: int) -> bytes:
 def has_ended(job: str, known: int) -> bool:
     """Whether what is not known yet of its state says so."""
     size = _measure(job, "state")
-    piece = FilePiece("state", known, size, size)
+    piece = FileHeader("state", known, size - known, size)
     return size > known and bool(_ENDED.search(read_piece(job, piece, MUCH)))
 
 
@@ -117,7 +103,7 @@ def is_abandoned(job: str) -> bool:
 
 
 def write_answer(
-    job: str, pieces: Sequence[FilePiece], most: int, known: Dict[str, int], out: IO[bytes]
+    job: str, pieces: Sequence[FileHeader], most: int, known: Dict[str, int], out: IO[bytes]
 ) -> int:
     """Files with news share the `most` bytes that it may have at about. Notes in `known` what was
     sent, and returns how many bytes that were."""
@@ -125,8 +111,7 @@ def write_answer(
     for piece in pieces:
         data = read_piece(job, piece, share)
         if data:
-            header = messages.FileHeader(piece.name, piece.start, len(data), piece.size)
-            out.write(messages.pack_header(header))
+            out.write(messages.pack_header(piece._replace(length=len(data))))
             out.write(data)
             known[piece.name] = piece.start + len(data)
             sent += len(data)
@@ -199,7 +184,7 @@ def _watch(job: str) -> int:
 
 def await_news(
     job: str, known: Dict[str, int], pace: Pace, changes: FileChanges, source: int, until: float
-) -> List[FilePiece]:
+) -> List[FileHeader]:
     """The news there are when they are due, or when it is time; none when there is something to
     read from `source`. That a job has ended is always due."""
     while True:
@@ -226,21 +211,13 @@ def follow(job: str, *words: str) -> None:
     os.listdir(job)  # OSError where there is no such job: nobody has to wait for it
     changes, pace = FileChanges(job, SHARED in words), Pace()
     known: Dict[str, int] = {}
-    source = sys.stdin.fileno()  # nothing may wait in a buffer of Python's
-    out, buffer = sys.stdout.buffer, b""
-    while True:
-        line, newline, rest = buffer.partition(b"\n")
-        if not newline:
-            data = messages.hear(lambda: os.read(source, 1 << 16))
-            if not data:
-                return
-            buffer += data
-            continue
-        buffer = rest
+    source = open(0, "rb", 0)  # noqa: SIM115 # nothing may wait in a buffer of Python's
+    out = sys.stdout.buffer
+    for line in iter(lambda: messages.hear(source.readline), b""):
         asked = messages.read(messages.FollowQuestion, json.loads(line.decode()))
         known.update(asked.known)
-        until = time.monotonic() + (0.0 if buffer else asked.seconds)
-        pieces = await_news(job, known, pace, changes, source, until)
+        until = time.monotonic() + asked.seconds
+        pieces = await_news(job, known, pace, changes, source.fileno(), until)
         if pieces:
             changes.hurry()
         sent = write_answer(job, pieces, asked.most, known, out)

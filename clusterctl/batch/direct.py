@@ -320,7 +320,6 @@ def _list_involved(job: Job, cluster: Cluster) -> list[PlannedNode]:
     return [
         PlannedNode(
             name=node.name,
-            host=node.name,
             aliases=[] if cluster.one_host else _list_aliases(node, involved),
             folder=f"{node.root}/jobs/{job.id}",
             here=node.name == launcher.name or cluster.one_host,

@@ -7,11 +7,13 @@ import json
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from clusterctl.agent import resume
+from clusterctl.agent.messages import ResumePlan, SnapshotWish
 from clusterctl.agent.snapshots import (
     CUT,
     TORCH_OLD,
@@ -20,7 +22,6 @@ from clusterctl.agent.snapshots import (
     Snapshot,
     SnapshotChoice,
     judge,
-    list_own,
     mark,
     shape,
     sort_snapshots,
@@ -75,7 +76,15 @@ WHOLE = "model.pt optimizer.pt rng_state_0.pth trainer_state.json"
 
 
 def choose(
-    work: Path, saved: str, files: Mapping[str, bytes] | None = None, **changes: object
+    work: Path,
+    saved: str,
+    files: Mapping[str, bytes] | None = None,
+    *,
+    ranks: int = 2,
+    here: int = 1,
+    others: Sequence[str] = (),
+    folders: bool = False,
+    told: bool = True,
 ) -> SnapshotChoice:
     """`saved`: paths in the order in which they were written, with `it` in each unless `files` has
     more. A path that ends with `!` was cut short."""
@@ -87,9 +96,9 @@ def choose(
         (work / path).write_bytes(content)
         found = [item for item in found if item[0] != path]
         found.append((path, len(content), when))
-    given = {"ranks": 2, "here": 1, "others": (), **changes}
-    chooser = Chooser(str(work), sort_snapshots(found), **given)  # type: ignore[arg-type]
-    return chooser.choose("there is no {whole}snapshot", "no step of all, such as {path}")
+    texts = "there is no {whole}snapshot", "no step of all, such as {path}"
+    wish = SnapshotWish((), ranks, here, others, ResumePlan(True, told, folders, *texts))
+    return Chooser(str(work), sort_snapshots(found), wish).choose()
 
 
 def save(step: int, names: str) -> str:
@@ -188,11 +197,12 @@ def test_digits_of_ranks_may_be_padded_and_name_folders(tmp_path: Path) -> None:
 
 
 def test_each_node_tells_which_its_ranks_have(tmp_path: Path) -> None:
-    choose(tmp_path, f"{steps(2, 3)} {steps(3, 3)} {steps(3, 6)}! {steps(4, 3)} other.pt")
-    snapshots = sort_snapshots((str(p.relative_to(tmp_path)), 3, 0) for p in tmp_path.rglob("*.pt"))
-    assert sorted(list_own(str(tmp_path), snapshots, 2, 2)) == [
-        *steps(2, 3).split(),
-        *steps(3, 3).split(),
+    (tmp_path / ".staged").touch()
+    names = f"{steps(2, 3)} {steps(3, 3)} {steps(3, 6)}! {steps(4, 3)} other.pt"
+    choose(tmp_path / "work", names)
+    assert sorted(resume.list_own(str(tmp_path), ["*.pt"], 2, 2)) == [
+        (steps(2, 3),),
+        (steps(3, 3),),
     ]
 
 
@@ -285,9 +295,8 @@ def test_what_is_said_of_snapshots_that_ranks_have_of_their_own(tmp_path: Path) 
     note = "only one rank has a snapshot like ck/step-3_rank0.pt, so all of them get it"
     assert alone == SnapshotChoice("ck/step-3_rank0.pt", passed=(note,))
     assert choose(tmp_path, steps(0, 3), ranks=1) == SnapshotChoice("ck/step-3_rank0.pt")
-    found = sort_snapshots([("ck/step-6_rank0.pt", 3, 1)])
-    told = Chooser(str(tmp_path), found, 2, 1, ["ck/step-3_rank1.pt"], files=False)
-    assert told.choose("", "") == SnapshotChoice("ck/step-6_rank0.pt")
+    untold = choose(tmp_path, steps(0, 6), others=["ck/step-3_rank1.pt"], told=False)
+    assert untold == SnapshotChoice("ck/step-6_rank0.pt")
     own = choose(tmp_path, steps(0, 3), others=steps(1, 3).split())
     assert own.path == "ck/step-3_rank0.pt"
     torn = choose(tmp_path, f"{steps(0, 3)} {steps(0, 6)}", others=steps(1, 3, 6).split(), here=2)

@@ -95,7 +95,7 @@ MIRROR = {
 }
 JOBS = "/home/ubuntu/.clusterctl/lab-1a2b/jobs/7"
 INVOLVED = [
-    {"name": name, "host": name, "aliases": [f"10.0.0.{end}"], "folder": JOBS, "here": end == 10}
+    {"name": name, "aliases": [f"10.0.0.{end}"], "folder": JOBS, "here": end == 10}
     for name, end in (("launcher", 10), ("worker-1", 11), ("worker-2", 12))
 ]
 PLAN: dict[str, Any] = {  # but for limits of the agent's own
