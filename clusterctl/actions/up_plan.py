@@ -232,15 +232,18 @@ def check_disk(
             )
 
 
-def describe_installs(installs: Mapping[str, tuple[float, float]]) -> Iterator[str]:
-    """How long new nodes take, and for what."""
+def describe_installs(
+    installs: Mapping[str, tuple[float, float]], speeds: Mapping[str, float]
+) -> Iterator[str]:
+    """How long new nodes take, and for what. `speeds`: MB/s of faster disks, by kind."""
     known = catalog.INSTALLS
     for kind, (fetched, written) in installs.items():
-        seconds = known.estimate(fetched, written)
+        disk = speeds.get(kind, known.disk)
+        seconds = known.estimate(fetched, written, disk)
         yield (
             f"installing on {_name_nodes(kind)}: {fetched:.1f} GB to fetch and {written:.1f} GB to"
             f" write on each, about {math.ceil(seconds / 60)} min (at {known.fetch:g} and"
-            f" {known.disk:g} MB/s)"
+            f" {disk:g} MB/s)"
         )
 
 
@@ -376,7 +379,7 @@ def _intend_here(
     surplus = tuple(node.name for node in there if node.name not in kept)
     more = [*folder, *(image.line for image in images.values())]
     if plan.question:
-        more += describe_installs(installs)
+        more += describe_installs(installs, plan.speeds)
     if surplus:
         more.append(f"to be removed: {shorten(surplus)}")
     elif old and old.nodes and not plan.nodes:

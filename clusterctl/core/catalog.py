@@ -177,9 +177,9 @@ class Installs(Struct, frozen=True):
     host: dict[str, tuple[float, float]]
     built: dict[str, tuple[float, float]]
 
-    def estimate(self, fetched: float, written: float) -> float:
-        """Seconds until a node has so many GB, from its boot on."""
-        return self.start + 1e3 * (fetched / self.fetch + written / self.disk)
+    def estimate(self, fetched: float, written: float, disk: float) -> float:
+        """Seconds until a node has so many GB, from its boot on. `disk`: its MB/s."""
+        return self.start + 1e3 * (fetched / self.fetch + written / disk)
 
 
 INSTALLS = msgspec.convert(_TABLES["installs"], Installs)

@@ -127,6 +127,8 @@ class ProviderPlan(Struct, frozen=True, kw_only=True):
     """The kinds of nodes whose machine image has all that is installed on others."""
     disks: Mapping[str, int] = field(default_factory=dict)
     """GiB of the machine image that a worker's disk begins with, by kind of node."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """MB/s of workers' disks that are faster than usual, by kind of node."""
     question: str = ""
     """What a person has to agree to before money is spent; "" where none is."""
 

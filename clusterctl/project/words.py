@@ -875,7 +875,7 @@ def fill(
     weak = {name: value for name, value in own.items() if name in settings}
     says_nodes = asked.hosts or asked.excluded or "nodes" in asked.typed
     hosts = () if "nodes" in settings and says_nodes else spec.hosts
-    asked = _choose_hosts(asked, hosts, cluster)
+    asked = _drop_foreign_devices(_choose_hosts(asked, hosts, cluster), cluster)
     if asked.hosts:
         weak.pop("nodes", None)
     elif hosts and "nodes" not in settings:
@@ -971,6 +971,21 @@ def _choose_hosts(asked: Asked, own: Sequence[str], cluster: Cluster) -> Asked:
     if own and {node.name for node in find_workers(cluster, own, "--nodes")} != set(hosts):
         raise make_contradiction(f"--nodes {','.join(own)}", typed)
     return replace(asked, hosts=tuple(NamedHost(name, count) for name, count in hosts.items()))
+
+
+def _drop_foreign_devices(asked: Asked, cluster: Cluster) -> Asked:
+    """Without `NCCL_SOCKET_IFNAME=ens5` and the like where workers have no such network device:
+    programs would not find each other."""
+    devices = [[item.device for item in node.facts.interfaces] for node in cluster.workers]
+    foreign = {
+        name: f"{name}={value}"
+        for name, value in asked.env.items()
+        if name.endswith("_SOCKET_IFNAME") and not value.startswith("^")
+        for there in devices
+        if not any(device.startswith(tuple(value.lstrip("=").split(","))) for device in there)
+    }
+    env = {name: value for name, value in asked.env.items() if name not in foreign}
+    return replace(asked, env=env, ignored=(*asked.ignored, *foreign.values()))
 
 
 def place_on_hosts(

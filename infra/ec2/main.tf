@@ -26,6 +26,7 @@ locals {
     numbers       = []
     placement     = true
     disk          = 0
+    throughput    = 125
   }]
   groups = var.multinode_mpi ? local.standalone : var.groups
 
@@ -45,6 +46,7 @@ locals {
         image         = coalesce(group.image, try(local.catalog.families[group.family].image, "cpu"))
         placement     = group.placement
         disk          = group.disk
+        throughput    = group.throughput
       }
     }
   ]...)
@@ -57,6 +59,7 @@ locals {
       image         = name
       placement     = false
       disk          = var.launcher_disk
+      throughput    = 125
     } if var.launcher_type != ""
   })
 
@@ -186,7 +189,7 @@ resource "aws_instance" "this" {
   root_block_device {
     volume_type           = "gp3"
     volume_size           = each.value.disk != 0 ? each.value.disk : var.disk != 0 ? var.disk : each.value.image == "cpu" ? 30 : 100
-    throughput            = 125 # gp3's own, which costs nothing: a machine image may have more
+    throughput            = each.value.throughput # also where it is the usual one: a machine image may have more
     encrypted             = true
     delete_on_termination = true
   }

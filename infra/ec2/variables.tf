@@ -68,7 +68,7 @@ variable "groups" {
     `image` names the kind of machine image (cpu, nvidia, amd) where the family does not say it;
     `numbers` are the numbers of the workers, by default one after the other over all groups;
     `placement` is whether the type may be in a cluster placement group; `disk` is the size of the root
-    volume in GiB, 0: see the variable `disk`.
+    volume in GiB, 0: see the variable `disk`; `throughput` is its MB/s; those beyond 125 cost money.
   EOT
   type = list(object({
     family        = optional(string, "cpu")
@@ -78,6 +78,7 @@ variable "groups" {
     numbers       = optional(list(number), [])
     placement     = optional(bool, true)
     disk          = optional(number, 0)
+    throughput    = optional(number, 125)
   }))
   default = [{ count = 2 }]
 

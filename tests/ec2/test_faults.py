@@ -193,13 +193,15 @@ def test_who_is_shut_out_is_let_in_and_a_node_that_never_boots_is_named(world: W
     copy = api.copy_image(SourceImageId=UBUNTU, SourceRegion="us-east-1", Name="mine")
     image = copy["ImageId"]
     world.ec2.fault("never_boot", node="worker-1")
+    # It would build a container, so its disk is faster: the receipt has that, too.
     own = ("up", "--cpu", "t3.xlarge:1", "--runtime", "docker", "--yes", "--ami", image)
     up = world.run(*own, "--ssh-cidr", "192.0.2.1", "--boot-timeout", "3s")
     assert up.code == 4
     assert re.search(r"launcher: .*no answer", up.err), up.err
     assert world.ec2.machine("launcher").up
+    assert "68 GiB at 250 MB/s" in up.err
     disks = api.describe_volumes()["Volumes"]
-    assert sorted(disk["Size"] for disk in disks) == [30, 68]
+    assert sorted((disk["Size"], disk["Throughput"]) for disk in disks) == [(30, 125), (68, 250)]
     assert not reaches(world)
     world.ok("allow", YOU)
     world.wait(lambda: reaches(world), 10, "an open port")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from clusterctl.core import catalog, keys
-from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup
+from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup, Runtime
 from clusterctl.errors import UsageError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import create, prices, refusals, remove, spec
@@ -46,7 +47,7 @@ def test_disks_differ_only_where_nobody_said_how_large() -> None:
     groups = (NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5"))
     images = {"cpu": Image(id="ami-1", disk=8), "nvidia": Image(id="ami-2", disk=75)}
 
-    def sizes(options: ClusterSpec, **there: int) -> list[int]:
+    def sizes(options: ClusterSpec, **there: tuple[int, int]) -> list[int]:
         present = {number: "g5.xlarge" for number, name in ((2, "worker-2"),) if name in there}
         machines = spec.plan_machines(options, {}, present, there)
         return [m.disk for m in spec.size_disks(machines, images)]
@@ -55,8 +56,31 @@ def test_disks_differ_only_where_nobody_said_how_large() -> None:
     assert sizes(wish(*groups, disk=50)) == [30, 50, 50]
     running = replace(charge("worker-2", part="disk"), item="100 GiB gp3")
     ended = replace(running, node="worker-1", until=1.0)
-    assert spec.read_disks([running, ended, charge("worker-1")]) == {"worker-2": 100}
-    assert sizes(wish(*groups), **{"worker-2": 100}) == [30, 68, 100], "who runs keeps it"
+    assert spec.read_disks([running, ended, charge("worker-1")]) == {"worker-2": (100, 0)}
+    assert sizes(wish(*groups), **{"worker-2": (100, 0)}) == [30, 68, 100], "who runs keeps it"
+
+
+def test_a_disk_is_faster_where_its_worker_builds_a_container() -> None:
+    """What runs keeps what it has: changing that takes a right of its own, and other money."""
+    groups = (NodeGroup(count=1, family="cpu"), NodeGroup(count=1, family="g5"))
+    images = {"cpu": Image(id="ami-1", disk=8), "nvidia": Image(id="ami-2", disk=75)}
+    kinds = {"worker-1": "c7i.xlarge", "worker-2": "g5.xlarge"}
+
+    def speeds(
+        saved: Container[str] = (), there: dict[str, tuple[int, int]] | None = None, **more: Any
+    ) -> list[int]:
+        there, options = there or {}, replace(wish(*groups), **{"runtime": Runtime.DOCKER, **more})
+        present = spec.read_present({name: kinds[name] for name in there})
+        machines = spec.plan_machines(options, {}, present, there)
+        return [m.faster for m in spec.size_disks(machines, images, saved, there)]
+
+    assert speeds() == [0, 125, 125]
+    assert speeds(runtime=Runtime.HOST) == [0, 0, 0]
+    assert speeds(images={"cpu": "me/mine:1"}) == [0, 0, 125], "one that is pulled is not built"
+    assert speeds(saved={"nvidia"}) == [0, 125, 0], "nothing is installed there"
+    assert speeds(saved={"cpu"}, there={"worker-1": (68, 125), "worker-2": (135, 0)}) == [0, 125, 0]
+    running = replace(charge("worker-1", part="disk"), item="68 GiB gp3 at 250 MB/s")
+    assert spec.read_disks([running]) == {"worker-1": (68, 125)}
 
 
 def test_a_type_without_family_gets_the_image_of_its_gpus() -> None:

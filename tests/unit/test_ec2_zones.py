@@ -177,6 +177,7 @@ def test_terraform_is_told_what_its_module_declares(tmp_path: Path) -> None:
     assert (made["efa"], made["private"], made["spot"]) == (True, True, False)
     cpu, gpu = made["groups"]
     usual = {"image": "cpu", "count": 1, "numbers": [1], "placement": False, "disk": 0}
+    usual |= {"throughput": 125}
     assert cpu == {**usual, "instance_type": "c7i.xlarge"}
     own = {"instance_type": "g5.xlarge", "image": "nvidia", "numbers": [2], "placement": True}
     assert gpu == {**usual, **own}

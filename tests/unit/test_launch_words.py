@@ -446,6 +446,12 @@ def test_a_foreign_line(call: Call, lab: None) -> None:
     assert f"with --nodes worker-1,worker-2 --ranks 2 --env A=1; {note}" in call(*words).out
 
 
+def test_networks_of_other_machines(call: Call, lab: None) -> None:
+    line = "mpirun -x NCCL_SOCKET_IFNAME=ens9 -x GLOO_SOCKET_IFNAME=eth0 python train.py"
+    said = call("run", "--dry-run", *line.split())
+    assert "with --env GLOO_SOCKET_IFNAME=eth0; ignored: NCCL_SOCKET_IFNAME=ens9\n" in said.out
+
+
 def test_a_launcher_as_a_module(call: Call, lab: None) -> None:
     words = ("run", "--json", "--dry-run", "-m", "torch.distributed.run", "--nproc_per_node", "2")
     plan = call(*words, "train.py", "-m").document

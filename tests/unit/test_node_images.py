@@ -180,7 +180,9 @@ def test_the_plan_says_what_is_fetched_and_how_long_it_takes(
     image = up_plan.NodeImage("some/image@sha256:1", "", recipe=recipe, size=size)
     images = {} if runtime == "host" else {"nvidia": image}
     installs = up_plan.measure_installs(("nvidia",), images, Runtime(runtime))
-    assert "".join(up_plan.describe_installs(installs)) == says
+    assert "".join(up_plan.describe_installs(installs, {"cpu": 250})) == says
+    [faster] = up_plan.describe_installs({"nvidia": (2.9, 11.0)}, {"nvidia": 250})
+    assert faster.endswith("about 3 min (at 50 and 250 MB/s)")
 
 
 @rows("disk, image, written, least", "node_images.a_disk_has_room_for_what_is_installed")

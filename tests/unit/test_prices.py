@@ -127,6 +127,13 @@ def test_every_part_of_a_machine_is_charged() -> None:
     assert worker[0].source == "the market"
     assert {charge.since for charge in found.values()} == {10.0}
     assert found[LAUNCHER, "disk"].hourly == pytest.approx(month * 30 / 730)
+    [disk] = prices.build_charges(
+        [replace(MACHINES[1], faster=125)],
+        {**QUOTES, prices.THROUGHPUT: Quote(40.96, "the list")},
+        10.0,
+    )[1:2]
+    assert disk.item == "100 GiB gp3 at 250 MB/s"
+    assert disk.hourly == pytest.approx((100 * month + 125 * 0.04) / 730)
     known = {item: quote for item, quote in QUOTES.items() if item != KNOWN}
     dark = prices.build_charges(MACHINES, known, 10.0)
     assert {(i.hourly, i.source) for i in dark if i.item == KNOWN} == {(None, "unknown")}
@@ -192,6 +199,7 @@ def test_what_a_region_charges_per_hour() -> None:
     assert found == {
         **{KNOWN: 2.0, "m7.unheard": None, prices.DISK: 0.1 / 730, prices.ADDRESS: 0.006},
         **{prices.NAT: 0.052, prices.NAT_TRAFFIC: None, prices.TRAFFIC: None},
+        prices.THROUGHPUT: None,
     }
     found = prices.find_rates(Aws(LIVE, silent=True, region="eu-central-1"), {KNOWN})
     assert set(found.values()) == {None}

@@ -132,7 +132,8 @@ class Life:
             spot = self.spot and not first and not falls
             # 60 GiB beyond what the machine image of fake_ec2 takes, without --disk.
             gib, public = 30 if first else self.disk or 68, first or not self.private
-            aws.launch(name, gib, public=public, spot=spot, zone=zone)
+            faster = self.runtime is Runtime.DOCKER and not first
+            aws.launch(name, gib, public=public, spot=spot, zone=zone, faster=faster)
 
         def route() -> None:
             aws.gateway = aws.now

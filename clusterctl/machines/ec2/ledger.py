@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from clusterctl.core import catalog
 from clusterctl.core.model import (
     GATEWAY,
     GATEWAY_ADDRESS,
@@ -193,7 +194,8 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
             name=item.node,
             instance_type=item.type,
             image="cpu",
-            disk=disks.get(item.id, LAUNCHER_DISK),
+            disk=disks[item.id][0] if item.id in disks else LAUNCHER_DISK,
+            faster=disks[item.id][1] if item.id in disks else 0,
         )
         for item in found
     ]
@@ -207,6 +209,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         zones=[item.zone for item in found],
         report=lambda line: None,
         nat=private,
+        faster=any(machine.faster for machine in machines),
     )
     starts = {item.node: item.launched for item in found}
     since = min((item.launched for item in found), default=0.0)
@@ -256,11 +259,15 @@ def _build_node(item: Instance, cluster_id: str) -> Node:
     )
 
 
-def _measure_disks(api: Api, cluster_id: str) -> Counter[str]:
-    """GiB of each instance's disks, by its id."""
-    found = Counter[str]()
-    mine = [filter_by_cluster(cluster_id)]
-    for disk in api.list_all("describe_volumes", "Volumes", Filters=mine):
+def _measure_disks(api: Api, cluster_id: str) -> dict[str, tuple[int, int]]:
+    """GiB of each instance's disks, and MB/s beyond the usual ones, by its id."""
+    found: dict[str, tuple[int, int]] = {}
+    for disk in api.list_all(
+        "describe_volumes", "Volumes", Filters=[filter_by_cluster(cluster_id)]
+    ):
         for link in disk.get("Attachments", ()):
-            found[str(link.get("InstanceId", ""))] += int(disk.get("Size", 0))
+            id, usual = str(link.get("InstanceId", "")), int(catalog.INSTALLS.disk)
+            size, faster = found.get(id, (0, 0))
+            more = max(0, int(disk.get("Throughput", 0)) - usual)
+            found[id] = size + int(disk.get("Size", 0)), faster + more
     return found

@@ -47,6 +47,7 @@ def quote_machines(found: Survey, spot: Sequence[str], report: Reporter) -> dict
         zones=spot,
         report=report,
         nat=found.nat,
+        faster=any(machine.faster for machine in machines),
     )
 
 

@@ -391,11 +391,11 @@ def survey(
     report: Reporter,
     there: Collection[str] = (),
     id: str = "",
-    disks: Mapping[str, int] = {},
+    disks: Mapping[str, tuple[int, int]] | None = None,
 ) -> Survey:
     """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet;
     `there`: the subnets that they are in; `id`: of a cluster of which something may be there;
-    `disks`: those of its nodes, in GiB.
+    `disks`: those of its nodes, in GiB and MB/s more.
 
     Raises ProviderError or UsageError for the first thing that will not work.
     """
@@ -418,7 +418,7 @@ def survey(
 
     def size(these: Sequence[PlannedMachine]) -> tuple[PlannedMachine, ...]:
         images = amis.result()
-        return spec.size_disks(these, images, find_saved(options, images))
+        return spec.size_disks(these, images, find_saved(options, images), present)
 
     settled, where = bool(present), (options.cloud, len(new), there)
     subnets = run_in_background(partial(ec2_network.choose_network, api, *where, name=options.name))

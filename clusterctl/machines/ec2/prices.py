@@ -27,6 +27,7 @@ from clusterctl.machines.ec2.spec import PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 
 ADDRESS, DISK, TRAFFIC = "public IPv4", "gp3 GiB-month", "GB to the internet"
+THROUGHPUT = "gp3 GiBps-month"
 SNAPSHOT = "snapshot GiB-month"
 NAT, NAT_TRAFFIC = "NAT gateway", "GB through a NAT gateway"
 """Rows of catalog.PRICES that are no instance types."""
@@ -64,13 +65,15 @@ def find_quotes(
     zones: Sequence[str],
     report: Reporter,
     nat: bool = False,
+    faster: bool = False,
 ) -> dict[str, Quote]:
     """A quote per instance type, per `name_worker_row` of those in `spot` (in the dearest of the
-    zones), and per row of the table that is none, those of a NAT gateway with `nat`. An API that
-    does not answer costs one line, not the plan.
+    zones), and per row of the table that is none, those of a NAT gateway with `nat`, of faster
+    disks with `faster`. An API that does not answer costs one line, not the plan.
     """
     spots = {name_worker_row(kind): kind for kind in spot}
-    items = dict.fromkeys((*types, DISK, ADDRESS, TRAFFIC, *(NAT, NAT_TRAFFIC) * nat))
+    usual = (*types, DISK, ADDRESS, TRAFFIC)
+    items = dict.fromkeys((*usual, *(NAT, NAT_TRAFFIC) * nat, *(THROUGHPUT,) * faster))
     asked = {item: run_in_background(partial(api.find_price, item)) for item in items}
     asked |= {
         name: run_in_background(partial(api.find_spot_price, kind, *zones))
@@ -114,15 +117,23 @@ instances by type and zone. None: unknown."""
 
 def find_rates(api: Api, types: Collection[str]) -> Rates:
     """What instances of these types, disks and addresses cost per hour in a region."""
-    found = find_quotes(api, types, spot=(), zones=(), report=lambda line: None, nat=True)
+    found = find_quotes(
+        api, types, spot=(), zones=(), report=lambda line: None, nat=True, faster=True
+    )
     rates: Rates = {item: quote.dollars for item, quote in found.items()}
-    return {**rates, DISK: price_disk(found, 1)}
+    return {**rates, DISK: price_disk(found, 1), THROUGHPUT: price_faster(found, 1)}
 
 
 def price_disk(quotes: Mapping[str, Quote], gib: float) -> float | None:
     """US dollars an hour of a gp3 disk."""
     price = quotes[DISK].dollars
     return price and price * gib / HOURS_PER_MONTH
+
+
+def price_faster(quotes: Mapping[str, Quote], rate: float) -> float | None:
+    """US dollars an hour of so many MB/s that a gp3 disk has more: AWS's price is of 1024."""
+    price = quotes[THROUGHPUT].dollars if rate else 0.0
+    return price and price * rate / 1024 / HOURS_PER_MONTH
 
 
 def build_charges(
@@ -141,10 +152,11 @@ def build_charges(
         found = [(LAUNCHER, GATEWAY, NAT, nat), (LAUNCHER, GATEWAY_ADDRESS, ADDRESS, address)]
     for machine in machines:
         name, kind = machine.name, machine.instance_type
-        disk = Quote(price_disk(quotes, machine.disk), gib.source)
+        parts = (price_disk(quotes, machine.disk), price_faster(quotes, machine.faster))
+        disk = None if None in parts else sum(part or 0.0 for part in parts)
         quote = _find_quote(quotes, name, kind) or Quote(None, "unknown")
         found.append((name, "instance", kind, quote))
-        found.append((name, "disk", f"{machine.disk} GiB gp3", disk))
+        found.append((name, "disk", machine.describe_disk("gp3"), Quote(disk, gib.source)))
         if not (hidden if name == LAUNCHER else private):
             found.append((name, "address", ADDRESS, address))
     return tuple(
@@ -218,7 +230,7 @@ def render_table(
     for machine in machines:
         role = LAUNCHER if machine.name == LAUNCHER else "worker"
         each = tuple(hourly[machine.name].get(part, 0.0) for part in _PARTS)
-        rows[role, machine.instance_type, f"{machine.disk} GiB", each] += 1
+        rows[role, machine.instance_type, machine.describe_disk(), each] += 1
     cells: list[tuple[str, ...]] = [("nodes", "type", "zone", "disk", *_PARTS.values(), "$/h")]
     for (role, kind, disk, each), number in rows.items():
         sums = [None if price is None else price * number for price in each]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from clusterctl.core import assets
+from clusterctl.core import assets, catalog
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import (
     SHARED,
@@ -124,6 +124,7 @@ class Ec2Provider(Cloud):
             kinds=tuple(dict.fromkeys(machine.image for machine in found.machines)),
             saved=found.saved,
             disks={kind: image.disk for kind, image in found.amis.items() if kind != LAUNCHER},
+            speeds={m.image: catalog.INSTALLS.disk + m.faster for m in found.machines if m.faster},
             nodes=tuple(machine.name for machine in found.machines),
             charges=cost.charges,
             deadline=deadline,

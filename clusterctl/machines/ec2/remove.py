@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from clusterctl.core import catalog
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Reporter
 from clusterctl.errors import LeftoverError, ProviderError
@@ -103,8 +104,10 @@ def _read_market(item: dict[str, Any]) -> tuple[str, str]:
 def _compute_hourly(kind: Kind, item: dict[str, Any], rates: prices.Rates) -> float | None:
     parts: list[float | None] = []
     if kind.name == "volume":
-        price = rates[prices.DISK]
-        parts = [price and price * float(item.get("Size", 0))]
+        faster = max(0.0, float(item.get("Throughput", 0)) - catalog.INSTALLS.disk)
+        for unit, count in ((prices.DISK, item.get("Size", 0)), (prices.THROUGHPUT, faster)):
+            price = rates[unit] if count else 0.0
+            parts.append(price and price * float(count))
     elif kind.name == "address":
         parts = [rates[prices.ADDRESS]]
     elif kind.name == GATEWAY and item.get("State") in ("pending", "available"):
