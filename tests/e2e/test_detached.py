@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.conftest import Need
-from tests.e2e.cli import STUBBORN, Cli, of_job, wait_for
+from tests.e2e.cli import Cli, wait_for
 
 pytestmark = [pytest.mark.sshd, pytest.mark.mpi]
 
@@ -95,7 +95,7 @@ def fill(cli: Cli, *options: object) -> tuple[object, ...]:
 
 
 def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
-    """FIFO where they do not fit beside each other; --now skips the queue; a queued job may go."""
+    """FIFO where they do not fit beside each other; a queued job may go."""
     cli.script("waits.py", WAITS)
     gates = [cli.folder.parent / f"gate-{n}" for n in range(4)]
     first = cli.detach(*fill(cli), gates[0])
@@ -105,19 +105,10 @@ def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
     follower.until("is waiting")
     third = follower.now().job
     doomed = [cli.detach(*fill(cli), gates[3]) for _ in range(2)]
-    cli.until_state(second, "queued")
-    cli.until_state(third, "queued")
     cli("cancel", *doomed, 9999, code=7)  # a number that is wrong ends no other job
-    cli.until_state(doomed[0], "queued")
+    assert cli.job(doomed[0])["state"] == "queued"
     ended = cli.json("cancel", *doomed, doomed[0])["jobs"]
     assert [(job["id"], job["state"]) for job in ended] == [(n, "cancelled") for n in doomed]
-
-    gates[3].touch()
-    beside = cli("run", *fill(cli, "--now"), gates[3])
-    assert f"job {beside.job} succeeded" in beside.err
-    assert cli.job(first)["state"] == "running"
-    assert cli.job(second)["state"] == "queued"
-
     gates[0].touch()
     cli.until_state(second, "running")
     assert cli.job(third)["state"] == "queued"
@@ -125,15 +116,6 @@ def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
     gates[2].touch()
     done = follower.wait(30)
     assert (done.code, done.of(0)) == (0, ["on"])
-    jobs = cli.jobs()
-    assert [jobs[n]["state"] for n in (first, second, doomed[0])] == [
-        "succeeded",
-        "succeeded",
-        "cancelled",
-    ]
-    assert jobs[first]["finished"] <= jobs[second]["started"]
-    assert jobs[second]["finished"] <= jobs[third]["started"]
-    assert jobs[doomed[0]]["started"] is None
 
 
 def test_jobs_that_fit_run_beside_each_other(own: Cli, need: Need) -> None:
@@ -152,23 +134,3 @@ def test_jobs_that_fit_run_beside_each_other(own: Cli, need: Need) -> None:
 def supervisor(cli: Cli, number: int) -> str:
     root = cli.status()["nodes"][0]["root"]
     return cli("ssh", "launcher", "--", "cat", f"{root}/jobs/{number}/supervisor.pid").out.strip()
-
-
-def test_a_dead_supervisor_means_lost_and_the_queue_goes_on(cli: Cli, cluster_id: str) -> None:
-    """`lost` is said, `cancel` still ends the ranks, and the next in the queue gets its turn."""
-    cli.script("waits.py", WAITS)
-    cli.script("stubborn.py", STUBBORN)
-    gate = cli.folder.parent / "gate"
-    slots = cli.status()["nodes"][1]["slots"]
-    first = cli.detach("--ranks-per-node", slots, "stubborn.py")
-    wait_for(lambda: "ready" in cli("logs", first).out, 20, "the ranks to run")
-    second = cli.detach(*fill(cli), gate)
-    cli.until_state(second, "queued")
-    cli("ssh", "launcher", "--", "kill", "-9", supervisor(cli, first))
-    lost = cli.until_state(first, "lost", seconds=15)
-    assert "supervisor" in lost["reason"]
-    gate.touch()
-    cli.until_state(second, "succeeded", seconds=20)
-    said = cli("cancel", first)
-    assert "no processes left on" in said.out
-    assert of_job(cluster_id, first) == []

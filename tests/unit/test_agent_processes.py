@@ -120,6 +120,9 @@ def test_a_shell_is_told_before_what_it_waits_for(ranks: Ranks) -> None:
     programs = list_programs(TAG)
     assert [program.due for program in programs] == [True, True]
     assert programs[0].pid == ranks.started[0].pid
+    ranks.processes.tell()
+    assert ranks.started[0].wait() == -signal.SIGTERM
+    assert ranks.said(0) == ["ready"]
 
 
 def test_the_end_leaves_nothing(ranks: Ranks) -> None:

@@ -342,23 +342,6 @@ def test_each_program_of_a_rank_gets_sigterm_once(
     assert sorted(rank.said(1, "out").splitlines()) == [*told, "up"]
 
 
-def test_a_shell_gets_sigterm_before_what_it_waits_for(tmp_path: Path) -> None:
-    """The end of any of these would let it go on, to its own end."""
-    script = "for _ in {1..15}; do sleep 60 & done; echo up; wait -n"
-    trap = "trap 'echo saved; exit 42' TERM"
-    rank = Rank(
-        tmp_path / "7",
-        "",
-        {},
-        program=shlex.join(("/bin/bash", "-c", f"{trap}; {script}")),
-        grace=30,
-    )
-    process = rank.begin()
-    rank.tell("ask", "9")
-    process.communicate(timeout=20)
-    assert (rank.said(1, "out"), process.returncode) == ("up\nsaved\n", 42)
-
-
 def test_the_time_of_a_rank_does_not_end_its_next_attempt(tmp_path: Path) -> None:
     """Whoever waits for that time may outlive the wrapper, which has been killed."""
     rank = Rank(tmp_path / "7", "echo up; sleep 4", {})

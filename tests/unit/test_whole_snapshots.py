@@ -42,25 +42,6 @@ def test_a_snapshot_that_was_cut_short_is_passed_over(site: Site) -> None:
     assert "clusterctl: passed over 2.pt: it was cut short" in told(site)
 
 
-def test_a_folder_that_is_not_complete_is_passed_over(site: Site) -> None:
-    """A program would continue without the state of its optimizer."""
-    files = (
-        "for s in 3 60; do mkdir -p out/c-$s; echo it >out/c-$s/a.pt; echo it >out/c-$s/b.pt;"
-        " sleep 0.02; done; printf PK >out/c-60/b.pt"
-    )
-    job = run(site, files, "-c {folder}", keep_files=("out/*",))
-    assert job.state is JobState.SUCCEEDED, site.story(job)
-    assert given(site, "worker-1", 0) == given(site, "worker-2", 1) == "out/c-3"
-    assert "passed over out/c-60: b.pt in it was cut short" in told(site)
-    assert (site.folder("worker-2", 1) / "work/out/c-3/b.pt").exists()
-
-
-def test_without_any_whole_one_the_job_starts_anew(site: Site) -> None:
-    job = run(site, "printf PK-and-no-more >model.pt", "--resume {snapshot}")
-    assert job.state is JobState.SUCCEEDED
-    assert given(site, "worker-1", 0) == ""
-
-
 EACH = "mkdir -p ck; save() { echo $1 >ck/step-$1_rank$RANK.pt; sleep 0.02; }; "
 
 
@@ -75,20 +56,6 @@ def test_ranks_that_write_snapshots_of_their_own_get_them(site: Site) -> None:
     assert not (site.folder("worker-2", 1) / "work/ck/step-6_rank0.pt").exists()
 
 
-def test_a_torn_snapshot_of_another_rank_counts_as_none(site: Site) -> None:
-    files = f"{EACH} save 3; save 6; [ $RANK = 0 ] || printf PK >ck/step-6_rank1.pt"
-    assert run(site, files, "--resume {snapshot}").state is JobState.SUCCEEDED
-    assert given(site, "worker-1", 0) == "ck/step-3_rank0.pt"
-    assert given(site, "worker-2", 1) == "ck/step-3_rank1.pt"
-
-
-def test_digits_of_ranks_may_be_padded_and_name_folders(site: Site) -> None:
-    files = 'mkdir -p "Rank_0$RANK"; echo it >"Rank_0$RANK/last_rank_0$RANK.ckpt"'
-    assert run(site, files, "--resume {snapshot}").state is JobState.SUCCEEDED
-    assert given(site, "worker-1", 0) == "Rank_00/last_rank_00.ckpt"
-    assert given(site, "worker-2", 1) == "Rank_01/last_rank_01.ckpt"
-
-
 def test_no_rank_starts_with_the_snapshot_of_another(site: Site) -> None:
     """Each continues from its own, or none does."""
     files = f"{EACH} if [ $RANK = 0 ]; then save 6; else save 3; fi"
@@ -97,10 +64,3 @@ def test_no_rank_starts_with_the_snapshot_of_another(site: Site) -> None:
     assert "each rank has snapshots of its own, such as ck/step-6_rank0.pt" in site.story(job)
     out = site.folder("worker-2", 1) / "out/rank-1.out"
     assert len(out.read_text().splitlines()) == 1
-
-
-def test_what_one_rank_writes_for_all_may_bear_its_number(site: Site) -> None:
-    files = f"{EACH} [ $RANK = 1 ] || save 3"
-    assert run(site, files, "--resume {snapshot}").state is JobState.SUCCEEDED
-    assert given(site, "worker-2", 1) == "ck/step-3_rank0.pt"
-    assert "only one rank has a snapshot like ck/step-3_rank0.pt" in told(site)
