@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from clusterctl.core.job import Program, ProgramKind
 from clusterctl.launch.compiling import plan_compilation
@@ -67,35 +65,6 @@ def programs(programs: Programs, compiled: Path) -> Programs:
     return programs
 
 
-def compute_union(momentum: float, dampening: float, decay: float, nesterov: bool) -> list[float]:
-    """torch's own SGD in one process, on the rows of both ranks."""
-
-    def make(shape: tuple[int, ...], phase: float) -> Any:
-        count = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
-        return torch.sin(count * 0.7 + phase).reshape(shape)
-
-    first, second = make((5, 4), 0).requires_grad_(), make((3, 5), 1).requires_grad_()
-    bias = make((3,), 2).requires_grad_()
-    rows = torch.cat([make((8, 4), 10), make((8, 4), 11)])
-    wanted = torch.cat([make((8, 3), 20), make((8, 3), 21)])
-    optimizer = torch.optim.SGD(
-        [{"params": [first]}, {"params": [second, bias], "lr": 0.02}],
-        lr=0.05,
-        momentum=momentum,
-        dampening=dampening,
-        weight_decay=decay,
-        nesterov=nesterov,
-    )
-    for step in range(50):
-        optimizer.param_groups[0]["lr"] = 0.04 if step > 40 else 0.05
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(torch.tanh(rows @ first.T) @ second.T + bias, wanted)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    unused = make((2,), 3).tolist()
-    return [v for tensor in (first, second, bias) for v in tensor.flatten().tolist()] + unused
-
-
 @rows("options", "cpp.it_computes_what_the_one_in_python_does")
 def test_it_computes_what_the_one_in_python_does(
     options: tuple[float, ...], programs: Programs
@@ -110,10 +79,6 @@ def test_it_computes_what_the_one_in_python_does(
 
     ours, python = read("cpp"), read("python")
     assert ours == pytest.approx(python, abs=1e-6)
-    sync, momentum, dampening, decay, nesterov, idle = options
-    if sync == 1 and not idle:
-        union = compute_union(momentum, dampening, decay, bool(nesterov))
-        assert ours == pytest.approx(union, abs=1e-6)
 
 
 def test_a_training_compiles_it_once(programs: Programs, compiled: Path) -> None:

@@ -98,21 +98,6 @@ def test_a_model_is_tested_without_dropout_and_trains_on_with_it() -> None:
     assert model.training
 
 
-@pytest.mark.parametrize("world", [1, 2, 5, 9])
-def test_every_test_row_is_looked_at_once(world: int) -> None:
-    """Also where some ranks have none."""
-    data = dataset(7, 7)
-    seen = [
-        target
-        for rank in range(world)
-        for _, targets in metrics.take_part_of_test(data, rank, world, 2)
-        for target in targets.tolist()
-    ]
-    assert sorted(seen) == list(range(7))
-    sizes = [len(targets) for _, targets in metrics.take_part_of_test(data, 0, 1, 3)]
-    assert sizes == [3, 3, 1]
-
-
 def test_a_forward_pass_takes_about_a_million_numbers() -> None:
     """And at least one row; 4 million on a GPU."""
     data = dataset(2, 2)
