@@ -1,8 +1,8 @@
 """`kill -9` of what a job consists of, at seeded moments: of its supervisor, mpirun, its daemons,
 ranks, the agent, sshd and its sessions, whole nodes, and the client that follows it.
 
-    python -m tests.chaos.parts --moments 100 --seed 0
-    python -m tests.chaos.parts --parts supervisor,sessions --moments 20
+    python -m bench.parts --moments 100 --seed 0
+    python -m bench.parts --parts supervisor,sessions --moments 20
 
 It needs what local nodes in namespaces need: root, sshd and MPI. The program saves a snapshot at
 each step. It has to come to the end of an undisturbed run, to the last bit, by itself or by `rerun
@@ -94,8 +94,8 @@ def list_inside(cluster: str, node: str) -> dict[int, str]:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if os.readlink(entry / "ns/net") in inside - {outside}:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                found[int(entry.name)] = line.decode(errors="replace")
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(entry.name)] = words.decode(errors="replace")
     return found
 
 
