@@ -101,8 +101,17 @@ def describe_clocks(shown: Mapping[str, float | None], now: float) -> tuple[str,
     )
 
 
-def render_agent(*, root: str, end: str, metadata: bool = False, spot: bool = False) -> str:
+def render_agent(
+    *,
+    root: str,
+    end: str,
+    metadata: bool = False,
+    spot: bool = False,
+    below: str = "",
+    file: str = FILE,
+) -> str:
     """A script that stays, warns the jobs below the node root `root`, and then does `end` (sh).
+    `below`: a pattern of several roots that follows it. `file`: where the deadline is.
 
     `metadata`: the node has EC2's metadata service, whose clock counts instead of its own. `spot`:
     there, it also looks for the notice that a spot instance is taken back.
@@ -110,8 +119,9 @@ def render_agent(*, root: str, end: str, metadata: bool = False, spot: bool = Fa
     return assets.render(
         "node/deadline-and-spot.sh.j2",
         root=root,
+        below=below,
         end=end,
         metadata=metadata or spot,
         spot=spot,
-        deadline=FILE,
+        deadline=file,
     )

@@ -61,7 +61,7 @@ def test_no_node_ends_before_the_record_says() -> None:
 def test_an_agent_ends_its_own_node() -> None:
     script = deadlines.render_agent(root="/home/it's me", end="power it off")
     assert f"file={deadlines.FILE}\n" in script
-    assert "root='/home/it'\"'\"'s me'\n" in script
+    assert "for root in '/home/it'\"'\"'s me'; do\n" in script
     assert "    power it off\n" in script
     assert "spot" not in script
     assert "imds" not in script
@@ -95,7 +95,9 @@ class Agent:
 
     def start(self) -> subprocess.Popen[bytes]:
         end = f"echo end >>{self.folder}/story; exit 0"
-        script = deadlines.render_agent(root=str(self.folder / "root"), end=end)
+        script = deadlines.render_agent(
+            root=str(self.folder / "root"), end=end, file=str(self.folder / "deadline")
+        )
         env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
         self.process = subprocess.Popen(["sh", "-c", script], env=env, start_new_session=True)
         return self.process
@@ -164,7 +166,6 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
     where = lab(tmp_path / "nodes")
     name = f"agent-{os.getpid()}.sh"
     monkeypatch.setattr(deadlines, "AGENT", name)
-    monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
     provide(monkeypatch, "local", Running())
     (tmp_path / name).write_text("read line\n")
 
@@ -234,7 +235,6 @@ def test_up_names_nodes_that_keep_another_deadline_or_none(
 ) -> None:
     """As a machine image does that was made from a node, or that keeps no files of user data."""
     staged = lab(tmp_path / "nodes")
-    monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
 
     def troubles(deadline: float | None) -> tuple[str, ...]:
         made = replace(staged.where, deadline=deadline)

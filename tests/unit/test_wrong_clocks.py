@@ -105,10 +105,12 @@ def test_nothing_is_started_or_extended_with_a_clock_that_is_hours_off(
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Starts the agent of a node on EC2 whose clock is so many seconds ahead of that of the
     metadata service, which is right."""
-    monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
     story = tmp_path / "story"
     script = deadlines.render_agent(
-        root=str(tmp_path), end=f"echo end >>{story}; exit 0", metadata=True
+        root=str(tmp_path),
+        end=f"echo end >>{story}; exit 0",
+        metadata=True,
+        file=str(tmp_path / "deadline"),
     )
     started: list[subprocess.Popen[bytes]] = []
 

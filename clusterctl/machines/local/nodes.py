@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from clusterctl import process as process_module
 from clusterctl.core import assets
-from clusterctl.core.clock import Deadline
+from clusterctl.core.clock import Deadline, run_in_background
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import networks as machines_networks
 from clusterctl.machines.local import layout, processes
@@ -43,7 +43,6 @@ from clusterctl.machines.local.processes import (
     Process,
     find_network,
     is_alive,
-    list_pids,
     read_start,
 )
 from clusterctl.machines.networks import Endpoint, probe
@@ -85,56 +84,27 @@ def start_waiting(
 ) -> Iterator[dict[str, NodeProcess]]:
     """Starts each command, all waiting for our word; they get it when the block ends well."""
     theirs, word = os.pipe()
+    started: dict[str, process_module.Spawned] = {}
     try:
         try:
-            pids = _start_node(site, commands, theirs)
+            for name, argv in commands.items():
+                tag, log = site.make_tag(name), locate_log(site, name)
+                log.write_text(f"{tag}\n")  # sshd writes over its environment: see `processes`
+                env = {"PATH": SEARCH, "CLUSTERCTL_NODE": tag}
+                started[name] = process_module.spawn(
+                    argv, log=log, stdin=theirs, cwd=Path("/"), env=env
+                )
         finally:
             os.close(theirs)
+            # Whoever ends before us is no zombie.
+            run_in_background(lambda: [process.wait() for process in started.values()])
         yield {
-            name: NodeProcess(pid, read_start(pid) or 0)
-            for name, pid in zip(commands, pids, strict=True)
+            name: NodeProcess(process.pid, read_start(process.pid) or 0)
+            for name, process in started.items()
         }
         os.write(word, b"\n" * len(commands))
     finally:
         os.close(word)
-
-
-def _start_node(site: Site, commands: Mapping[str, Sequence[str]], stdin: int) -> list[int]:
-    """The pids, in the order of the commands. One shell starts them all and is gone when we return:
-    so they are nobody's children, and no zombie of ours when they end.
-    """
-    ours, report = site.nodes / "start.sh", site.nodes / "start.log"
-    ours.write_text(
-        assets.render(
-            "local/start.sh.j2",
-            processes=[
-                {"tag": site.make_tag(name), "argv": argv, "log": locate_log(site, name)}
-                for name, argv in commands.items()
-            ],
-        )
-    )
-    report.unlink(missing_ok=True)
-    starter = process_module.spawn(
-        ["sh", "-eu", str(ours)],
-        log=report,
-        stdin=stdin,
-        cwd=Path("/"),
-        env={"PATH": SEARCH, "CLUSTERCTL_NODE": site.make_tag(STARTER)},
-    )
-    deadline = Deadline(_NODE_PATIENCE)
-    try:
-        while starter.poll() is None and not deadline.passed:
-            time.sleep(0.001)
-    finally:
-        if starter.poll() is None:
-            process_module.kill_group(starter.pid)
-            starter.wait()
-    said = report.read_text(errors="replace").split()
-    if starter.returncode or not all(word.isdigit() for word in said):
-        raise ProviderError(
-            f"the nodes could not be started: {' '.join(said)[-300:] or 'this machine is stuck'}"
-        )
-    return [int(word) for word in said]
 
 
 def wait_until_listening(
@@ -221,13 +191,9 @@ def find_surplus(site: Site, names: Iterable[str]) -> list[Place]:
     return [site.locate(name) for name in sorted(found - wanted)]
 
 
-def find_remnants(site: Site, networks: Iterable[int]) -> list[str]:
-    """What is left besides the cluster's own processes, in words.
-
-    `networks` are the namespaces that it had: a stranger who entered one keeps it alive.
-    """
-    held = set(networks)
-    left = [f"process {pid} inside its network" for pid in list_pids() if find_network(pid) in held]
+def find_remnants(site: Site) -> list[str]:
+    """What is left besides the cluster's own processes, in words."""
+    left = []
     if site.interface in (name for _, name in socket.if_nameindex()):
         left.append(f"interface {site.interface}")
     folders = (site.nodes, site.shared, *find_scratch_folders(site))
@@ -510,7 +476,7 @@ class Namespaces(Network):
         whole = [
             one.pid
             for one in found
-            if one.node == SWITCH and one.command == "sleep" and one.network != here
+            if one.node == SWITCH and one.command == "sleep" and find_network(one.pid) != here
         ]
         if len(whole) != 1:
             return False

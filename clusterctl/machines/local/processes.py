@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from clusterctl import process as process_module
-from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
 from clusterctl.machines import deadlines
 from clusterctl.machines.local.layout import REAPER, Site
@@ -45,8 +45,6 @@ class Process(Struct, frozen=True):
     command: str
     node: str
     """The node's name, `switch`, `starter`, or nothing for a process of a job."""
-    network: int
-    """Its network namespace."""
 
 
 def read_start(pid: int) -> int | None:
@@ -99,7 +97,7 @@ def scan(site: Site) -> list[Process]:
             continue
         with suppress(OSError):
             command = (_PROC / str(pid) / "comm").read_text(errors="replace").strip()
-            found.append(Process(pid, start, command, node, find_network(pid)))
+            found.append(Process(pid, start, command, node))
     return found
 
 
@@ -118,25 +116,6 @@ def find_ids(folder: Path) -> set[str]:
                 if slash:
                     found.add(os.fsdecode(id))
     return found
-
-
-@contextmanager
-def hold_networks(site: Site) -> Iterator[set[int]]:
-    """The network namespaces of the cluster's processes. They are kept until the block ends: the
-    kernel would give the number of one that is gone to the next, which is a stranger's."""
-    here = find_network()
-    held: dict[int, int] = {}
-    try:
-        for process in scan(site):
-            if process.network not in (here, 0, *held):
-                with suppress(OSError):
-                    file = os.open(_PROC / str(process.pid) / "ns" / "net", os.O_RDONLY)
-                    held[os.fstat(file).st_ino] = file
-        held.pop(here, None)
-        yield set(held)
-    finally:
-        for file in held.values():
-            os.close(file)
 
 
 def end(
@@ -198,11 +177,13 @@ def set_deadline(site: Site, name: str, deadline: float, life: float = 0.0) -> N
     write_atomic(path, deadlines.render_file(deadline, life).encode())
     if is_running(site):
         return
-    script = assets.render(
-        "local/reaper.sh.j2",
-        deadline=path,
-        nodes=site.nodes,
-        down=process_module.build_own_command("down", name, "--yes", "--discard"),
+    # It ends all that carries the cluster's tag, this agent too.
+    down = shlex.join(process_module.build_own_command("down", name, "--yes", "--discard"))
+    script = deadlines.render_agent(
+        root=str(site.nodes),
+        below="/*/root",
+        end=f"env -u CLUSTERCTL_NODE {down} </dev/null",
+        file=str(path),
     )
     home = site.folder.parent.parent
     # A shell that is gone at once starts it: it is nobody's child, and no zombie when it ends.

@@ -13,7 +13,6 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
-from clusterctl.core.clock import Deadline
 from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
 from clusterctl.core.text import count, list_last_lines
 from clusterctl.errors import LeftoverError, ProviderError
@@ -174,39 +173,28 @@ class LocalProvider(Provider):
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         site = layout.make_site(cluster.id, folder)
-        with processes.hold_networks(site) as networks:
-            # The network goes last: clients learn through it that their server is gone.
-            stubborn = processes.end(site, lambda process: process.node != layout.SWITCH)
-            drop_interface(site)
-            stubborn += processes.end(site, lambda process: True)
-            left = [
-                f"process {process.pid} ({process.command})"
-                for process in dict.fromkeys(stubborn)
-                if processes.is_alive(process.pid, process.start)
-            ]
-            scratch = (*nodes.find_scratch_folders(site), site.scratch_link)
-            for path in (site.nodes, site.shared, *scratch):
-                try:
-                    nodes.remove_tree(path)
-                except OSError as error:
-                    left.append(f"{path}: {error.strerror}")
-            left += [what for what in _find_remnants(site, networks) if what not in left]
+        # The network goes last: clients learn through it that their server is gone.
+        stubborn = processes.end(site, lambda process: process.node != layout.SWITCH)
+        drop_interface(site)
+        stubborn += processes.end(site, lambda process: True)
+        left = [
+            f"process {process.pid} ({process.command})"
+            for process in dict.fromkeys(stubborn)
+            if processes.is_alive(process.pid, process.start)
+        ]
+        scratch = (*nodes.find_scratch_folders(site), site.scratch_link)
+        for path in (site.nodes, site.shared, *scratch):
+            try:
+                nodes.remove_tree(path)
+            except OSError as error:
+                left.append(f"{path}: {error.strerror}")
+        left += [what for what in nodes.find_remnants(site) if what not in left]
         if left:
             raise LeftoverError(
                 f"cluster {cluster.name} was not fully removed: {'; '.join(left)}",
                 hint="end or remove that, then run down again",
             )
         report("no process, interface or file is left on this machine")
-
-
-def _find_remnants(site: layout.Site, networks: set[int]) -> list[str]:
-    """What stays. A process that is just ending has lost what it is known by, but not yet its
-    network: it gets a moment.
-    """
-    deadline = Deadline(0.5)
-    while (left := nodes.find_remnants(site, networks)) and not deadline.passed:
-        time.sleep(0.01)
-    return left
 
 
 def _read_mode(cluster: Cluster) -> str:
