@@ -6,9 +6,7 @@ from pathlib import Path
 
 import typer
 
-from clusterctl.actions import check as actions_check
-from clusterctl.actions import common
-from clusterctl.actions import init as actions_init
+from clusterctl.actions import access, common
 from clusterctl.cli.console import Console, format_table, pick
 from clusterctl.core.model import CloudSpec, Runtime
 from clusterctl.errors import UsageError
@@ -16,7 +14,7 @@ from clusterctl.options.verbs import Allow, Check, Cp, Forward, Init, Ssh, SshCo
 
 
 def allow(given: Allow, console: Console) -> None:
-    from clusterctl.actions import common, lifetime
+    from clusterctl.actions import lifetime
 
     store, chosen = common.open_cluster(given.cluster)
     with console.show_waiting():
@@ -26,8 +24,6 @@ def allow(given: Allow, console: Console) -> None:
 
 
 def ssh(given: Ssh, console: Console) -> None:
-    from clusterctl.actions import access, common
-
     given = given.apply_limits({"json"} if given.json else (), console.note)
     store, chosen = common.open_cluster(given.cluster)
     node, words = given.node or None, list(given.command)
@@ -45,8 +41,6 @@ def ssh(given: Ssh, console: Console) -> None:
 
 
 def forward(given: Forward, console: Console) -> None:
-    from clusterctl.actions import access, common
-
     store, chosen = common.open_cluster(given.cluster)
     argv, here = access.make_forward_argv(chosen, given.target, given.port)
     console.note(
@@ -58,8 +52,6 @@ def forward(given: Forward, console: Console) -> None:
 
 
 def cp(given: Cp, console: Console) -> None:
-    from clusterctl.actions import access, common
-
     store, chosen = common.open_cluster(given.cluster)
     with console.show_waiting(moved=common.count_copied):
         access.copy(store, chosen, given.source, given.target, given.timeout)
@@ -67,8 +59,6 @@ def cp(given: Cp, console: Console) -> None:
 
 
 def ssh_config(given: SshConfig, console: Console) -> None:
-    from clusterctl.actions import access, common
-
     given = given.apply_limits({"print"} if given.show else (), console.note)
     store = common.open_store()
     config = Path.home() / ".ssh" / "config"
@@ -92,6 +82,8 @@ def ssh_config(given: SshConfig, console: Console) -> None:
 
 
 def init(given: Init, console: Console) -> None:
+    from clusterctl.actions import init as actions_init
+
     given = given.apply_limits((), console.note)
     if given.only_print:
         text = actions_init.make_text(Path.cwd())
@@ -108,9 +100,21 @@ def init(given: Init, console: Console) -> None:
 
 
 def check(given: Check, console: Console) -> None:
+    from clusterctl.actions import check as actions_check
+
     given = given.apply_limits({"real"} if given.real else (), console.note)
     if given.real:
-        _check_real(given, console)
+        console.after_interrupt = "`clusterctl list` shows whether the cluster is still there"
+        seconds, dollars = actions_check.run_real_check(
+            common.open_store(),
+            runtime=Runtime(runtime) if (runtime := given.values["runtime"]) else None,
+            cloud=CloudSpec(**given.pick_fields(CloudSpec)),
+            report=console.report,
+            consent=(lambda question: True) if given.yes else console.consent,
+        )
+        table = format_table((name, f"{took:.1f} s") for name, took in seconds.items())
+        console.result(f"{table}\nEC2 works from here; it cost ${dollars:.2f}")
+        console.document(seconds=seconds, dollars=dollars)
         return
     with console.show_waiting():
         found = actions_check.check(common.open_store())
@@ -121,19 +125,3 @@ def check(given: Check, console: Console) -> None:
     console.document(findings=[pick(item, "level", "subject", "text", "hint") for item in found])
     if any(item.level == "error" for item in found):
         raise typer.Exit(3)
-
-
-def _check_real(given: Check, console: Console) -> None:
-    console.after_interrupt = "`clusterctl list` shows whether the cluster is still there"
-    seconds, dollars = actions_check.run_real_check(
-        common.open_store(),
-        runtime=Runtime(runtime) if (runtime := given.values["runtime"]) else None,
-        cloud=CloudSpec(**given.pick_fields(CloudSpec)),
-        report=console.report,
-        consent=(lambda question: True) if given.yes else console.consent,
-    )
-    console.result(
-        format_table((name, f"{took:.1f} s") for name, took in seconds.items())
-        + f"\nEC2 works from here; it cost ${dollars:.2f}"
-    )
-    console.document(seconds=seconds, dollars=dollars)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -68,7 +69,10 @@ def launch(given: Launch, console: Console) -> None:
         if isinstance(stopped, Terminated):  # nobody is there to ask, and machines stay, as always
             console.after_interrupt = _describe_kept(name)
             raise
-        if console.interactive and _wants_to_keep(name, console):
+        keep = False
+        with suppress(KeyboardInterrupt):  # who presses Ctrl-C again does not want to answer
+            keep = console.interactive and console.confirm(f"Keep cluster {name}?")
+        if keep:
             state_store.unmark_launch(store, name)
             console.after_interrupt = _describe_kept(name)
             raise
@@ -87,14 +91,6 @@ def launch(given: Launch, console: Console) -> None:
     else:
         _remove(name, given, console)
     raise typer.Exit(code)
-
-
-def _wants_to_keep(name: str, console: Console) -> bool:
-    """Who presses Ctrl-C again does not want to answer: the cluster goes."""
-    try:
-        return console.confirm(f"Keep cluster {name}?")
-    except KeyboardInterrupt:
-        return False
 
 
 def _check(running: Run, detach: bool) -> None:
@@ -179,16 +175,12 @@ def collect(store: Store, names: tuple[str, ...], given: Verb, console: Console)
             with console.show_waiting(moved=common.count_copied):
                 ended = actions_launch.bring(store, name, console.report)
             if ended:
-                _remove_launch(store, name, given, console)
+                # What it has is here by now; of one that ended at its deadline nothing was brought.
+                cluster = store.find(name)
+                over = bool(cluster and cluster.deadline and cluster.deadline <= time.time())
+                new = {"name": name, "cluster": None, "yes": True, "discard": not over}
+                clusters.down(given.pick_options(Down, **new), console)
         except ClusterctlError as error:
             console.report(f"cluster {name} was not removed: {describe_reason(error)}")
             if error.hint:
                 console.note(f"  → {error.hint}")
-
-
-def _remove_launch(store: Store, name: str, given: Verb, console: Console) -> None:
-    """What it has is here by now; of one that ended at its deadline nothing was brought."""
-    cluster = store.find(name)
-    ended = bool(cluster and cluster.deadline and cluster.deadline <= time.time())
-    wanted = given.pick_options(Down, name=name, cluster=None, yes=True, discard=not ended)
-    clusters.down(wanted, console)

@@ -12,7 +12,7 @@ import shlex
 import stat
 import sys
 import termios
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from clusterctl.actions.common import Connected
 from clusterctl.actions.run import LARGEST_INPUT, Prepared
 from clusterctl.cli import output
 from clusterctl.cli.console import Console, make_plain
-from clusterctl.core.job import Job, JobSpec, LaunchPlan
+from clusterctl.core.job import Job, JobSpec
 from clusterctl.core.model import Cluster
 from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import read_variables
@@ -194,7 +194,11 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
                 f"an emitted script does not hold standard input: {stdin.describe()}",
                 hint="give it to the program in the script, and none to this command: </dev/null",
             )
-        _emit(console, prepared, given.emit)
+        script = actions_run.emit(prepared, given.emit)
+        console.result(script, raw=True)
+        if copying := actions_run.make_copy_command(prepared):
+            console.note(f"the script expects the program in its folder: {copying}")
+        console.document(emit=given.emit, script=script)
     elif given.dry_run:
         terminal: dict[str, Any] = {}
         if given.interactive:
@@ -235,16 +239,6 @@ def _list_words(prepared: Prepared) -> tuple[str, ...]:
     """What takes over the terminal; () for a shell."""
     [words] = prepared.plan.programs.values()
     return () if words == (SHELL,) else tuple(words)
-
-
-def _emit(console: Console, prepared: Prepared, kind: str) -> None:
-    from clusterctl.actions.run import emit, make_copy_command  # not for a job that runs
-
-    script = emit(prepared, kind)
-    console.result(script, raw=True)
-    if copying := make_copy_command(prepared):
-        console.note(f"the script expects the program in its folder: {copying}")
-    console.document(emit=kind, script=script)
 
 
 def _start(
@@ -384,7 +378,15 @@ def _print_plan(console: Console, prepared: Any, given: Run, terminal: Mapping[s
     for title, text in preview.sections:
         lines += [f"# {title}", text]
     if plan.programs:
-        lines += _list_ranks(plan, placed, {**plan.env, **secrets})
+        lines.append("# every rank")
+        for node, argv in plan.programs.items():
+            lines.append(f"{node}: {shlex.join(argv)}" if node in placed else shlex.join(argv))
+        lines += ["", "# environment"]
+        lines += [f"{name}={value}" for name, value in sorted({**plan.env, **secrets}.items())]
+        for node in plan.programs:
+            own = sorted(plan.node_env[node].items())
+            lines += [f"{node}: {name}={value}" for name, value in own]
+        lines += ["", "# why", *(f"{reason.item}: {reason.why}" for reason in plan.reasons)]
     console.result("\n".join(lines))
     console.document(
         dry_run=True,
@@ -399,17 +401,3 @@ def _print_plan(console: Console, prepared: Any, given: Run, terminal: Mapping[s
         **preview.document,
         **terminal,
     )
-
-
-def _list_ranks(plan: LaunchPlan, placed: Collection[str], env: Mapping[str, str]) -> list[str]:
-    """What every rank runs, what it finds, and why."""
-    lines = ["# every rank"]
-    for node, argv in plan.programs.items():
-        lines.append(f"{node}: {shlex.join(argv)}" if node in placed else shlex.join(argv))
-    lines += ["", "# environment"]
-    lines += [f"{name}={value}" for name, value in sorted(env.items())]
-    for node in plan.programs:
-        values = plan.node_env[node]
-        lines += [f"{node}: {name}={value}" for name, value in sorted(values.items())]
-    lines += ["", "# why"]
-    return [*lines, *(f"{reason.item}: {reason.why}" for reason in plan.reasons)]
