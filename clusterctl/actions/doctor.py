@@ -4,8 +4,9 @@ the machines of a cluster that do not run or answer."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -153,11 +154,9 @@ def _load_stored(store: Store, job: Job) -> Evidence:
             if piece.rank is not None:
                 nodes.setdefault(piece.node, NodeView(piece.node))
                 rank = ranks.setdefault(piece.rank, Rank(piece.rank, piece.node))
-                text = piece.data.decode(errors="replace")
-                if piece.stream == "stdout":
-                    rank.out = (rank.out + text)[-TAIL:]
-                else:
-                    rank.err = (rank.err + text)[-TAIL:]
+                name = "out" if piece.stream == "stdout" else "err"
+                text = getattr(rank, name) + piece.data.decode(errors="replace")
+                setattr(rank, name, text[-TAIL:])
     if failure := job.failure:
         nodes.setdefault(failure.node, NodeView(failure.node))
         rank = ranks.setdefault(failure.rank, Rank(failure.rank, failure.node))
@@ -257,17 +256,24 @@ def _render_look(job: Job, cluster: Cluster, name: str, *, whole: bool = True) -
     return submit.render_question(node, job.id, "show", settings)
 
 
+def _group(ranks: Iterable[Rank]) -> dict[str, dict[int, Rank]]:
+    """By node, and by the process whose stack counts."""
+    found: dict[str, dict[int, Rank]] = {}
+    for rank in ranks:
+        if main := rank.main:
+            found.setdefault(rank.node, {})[main.pid] = rank
+    return found
+
+
 def _add_stacks(
     found: Evidence, cluster: Cluster, pool: Pool, report: Reporter, deadline: Deadline
 ) -> Evidence:
     """Adds the stacks of all ranks that live, and what they use of the processor."""
-    by_node: dict[str, dict[int, Rank]] = {}
-    helpers: dict[str, dict[int, Rank]] = {}
-    for rank in found.ranks.values():
-        if rank.alive and (main := rank.main):
-            by_node.setdefault(rank.node, {})[main.pid] = rank
-            more = helpers.setdefault(rank.node, {})
-            more |= {p.pid: rank for p in rank.others[: max(0, HELPERS - len(more))]}
+    by_node = _group(found.living.values())
+    helpers = {
+        name: dict(islice(((p.pid, r) for r in ranks.values() for p in r.others), HELPERS))
+        for name, ranks in by_node.items()
+    }
     if deadline.left < SHORTEST:
         return doctor_findings.note_missed(found, "stacks", by_node)
     report(f"reading the stacks of {count(sum(map(len, by_node.values())), 'rank')}")
@@ -324,12 +330,8 @@ def _watch(
     """Sees whether ranks that wait for others go on: then these are slow, and do not hang. A
     single look may find ranks that poll at any two places, for they are not looked at in the same
     instant."""
-    by_node: dict[str, dict[int, Rank]] = {}
     watched = waits.find_watchable(found)
-    for number in watched:
-        rank = found.ranks[number]
-        if main := rank.main:
-            by_node.setdefault(rank.node, {})[main.pid] = rank
+    by_node = _group(found.ranks[number] for number in watched)
     seconds = min(doctor_findings.WATCH, int(deadline.left) - 2)
     if not by_node:
         return found
@@ -350,10 +352,10 @@ def _watch(
         moves = node_views.read_moves(result.text)
         work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
         for pid, rank in by_node[result.node].items():
-            found_moves = moves.get(pid, Moves())
-            seen = [core_stacks.parse_stacks(text, work) for text in found_moves.looks]
-            kind, later = watched[rank.number], [item for item in seen if item]
-            node_views.compare_looks(rank, kind, found_moves.moved, later)
+            seen = moves.get(pid, Moves())
+            looks = (core_stacks.parse_stacks(text, work) for text in seen.looks)
+            later = [look for look in looks if look]
+            node_views.compare_looks(rank, watched[rank.number], seen.moved, later)
     silent = [result.node for result in results if result.error]
     return doctor_findings.note_missed(replace(found, watched=seconds), "watch", silent)
 

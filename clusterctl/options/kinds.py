@@ -552,9 +552,13 @@ def read_settings(verbs: OptionsByVerb) -> Settings:
     Raises UsageError naming the place for what no verb has, and for a value of the wrong kind.
     """
     merged: dict[str, dict[str, Setting]] = {verb: {} for verb in verbs}
-    for source in (*(_read_file(path, verbs) for path in find_files()), _read_variables(verbs)):
-        for verb, key, setting in source:
+    for path in find_files():
+        for verb, key, setting in _read_file(path, verbs):
             merged[verb][key] = setting
+    for verb, options in verbs.items():
+        for key, option in options.items():
+            if option.env and (text := os.environ.get(option.env)):
+                merged[verb][key] = Setting(text, option.env, general=True)
     return merged
 
 
@@ -589,14 +593,6 @@ def read_values(
             option.check_given(raw[key], label)
         values[key] = option.read(raw[key], label)
     return values
-
-
-def _read_variables(verbs: OptionsByVerb) -> Iterator[tuple[str, str, Setting]]:
-    """What is set by an option's own variable."""
-    for verb, options in verbs.items():
-        for key, option in options.items():
-            if option.env and (text := os.environ.get(option.env)):
-                yield verb, key, Setting(text, option.env, general=True)
 
 
 def _read_file(path: Path, verbs: OptionsByVerb) -> Iterator[tuple[str, str, Setting]]:
