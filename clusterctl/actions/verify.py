@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from clusterctl.actions import jobs
 from clusterctl.actions.common import open_pool, require_ready
@@ -58,12 +57,8 @@ PARTS = {
 """What a probe measures, and what people call it."""
 LIMITED = ("processor", "memory", "disk", "torch", "gemm")
 """What may take the probe along, or too long: it has another process do that."""
-FIGURES = {
-    **{name: name for name in ("cores", "device", "shaping", "throttled", "share", "steal")},
-    **{name: name for name in ("memory", "disk")},
-    **{"speed": "line_rate", "one": "core", "all": "together", "rates": "gemm"},
-}
-"""The figures in a probe's answers, by their names there."""
+OF_ALL = {"load", "busiest", "visible", "failed"}
+"""Figures of which several answers of a probe tell; the others are of one, by the same names."""
 
 SHORTEST = 0.02
 """Seconds of a measurement where there are many to make."""
@@ -199,9 +194,8 @@ class Measured:
         if "error" in answer:
             figures.failed = {**figures.failed, what: str(answer["error"])}
             return
-        for key, figure in FIGURES.items():
-            if key in answer:
-                setattr(figures, figure, answer[key])
+        for name in answer.keys() - OF_ALL:
+            setattr(figures, name, answer[name])
         if answer.get("load", 0.0) > figures.load:
             figures.load, figures.busiest = answer["load"], answer["busiest"]
         if not self.cluster.one_host:  # where each node shows what all of them do
@@ -211,7 +205,7 @@ class Measured:
 
     def connect_pairs(self, pairs: Mapping[str, str], seconds: float, patience: float) -> None:
         """Measures the links of these pairs, at the same time."""
-        given = {"flows": [FLOWS], "seconds": seconds, "patience": patience}
+        given = {"flows": FLOWS, "seconds": seconds, "patience": patience}
 
         def measure(first: str) -> NodeResult:
             server, client = self.cluster.node(first), self.cluster.node(pairs[first])
@@ -233,13 +227,9 @@ class Measured:
 
         for result in self.pool.call_each(measure, list(pairs)):
             answer = {"error": result.error, **json.loads(result.text or "{}")}
-            link = Link(result.node, pairs[result.node])
-            if answer["error"]:
-                link = replace(link, error=f"no connection: {answer['error']}")
-            else:
-                [rate] = answer["rates"]
-                link = replace(link, latency=answer["latency"], rate=rate, back=answer["back"])
-            self.links.append(link)
+            why = answer.pop("error")
+            found = {"error": f"no connection: {why}"} if why else answer
+            self.links.append(Link(result.node, pairs[result.node], **found))
 
 
 def _start(node: Node) -> NodeFigures:

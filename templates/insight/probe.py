@@ -83,7 +83,7 @@ def start(address, **_):
     return {
         "cores": len(os.sched_getaffinity(0)),
         "device": device,
-        "speed": line_rate(device),
+        "line_rate": line_rate(device),
         "shaping": shaping(device),
     }
 
@@ -169,7 +169,7 @@ def processor(seconds, **_):
     everything = hashing(cores, seconds)
     steal = (times()[1] - stolen) / (time.perf_counter() - began) / (os.cpu_count() or 1)
     shares = {"steal": steal, "share": share, "throttled": stopped / max(1, passed)}
-    return {"one": one, "all": everything, **shares}
+    return {"core": one, "together": everything, **shares}
 
 
 def periods():
@@ -245,14 +245,14 @@ def gemm(seconds, **_):
                 rates[name] = torch_rate(torch, where, precision, size, seconds)
             except RuntimeError as error:
                 failed[name] = (str(error).splitlines() or [repr(error)])[0]
-        return {"rates": rates, "failed": failed}
+        return {"gemm": rates, "failed": failed}
     with contextlib.suppress(ImportError):
         import numpy
 
         left = numpy.ones((768, 768), dtype="float32")
         shortest = best(lambda: left @ left, seconds)
-        return {"rates": {"cpu float32": 2 * 768**3 / shortest}}
-    return {"rates": {}}
+        return {"gemm": {"cpu float32": 2 * 768**3 / shortest}}
+    return {"gemm": {}}
 
 
 def torch_rate(torch, device, precision, size, seconds):

@@ -25,12 +25,9 @@ def serve(tell, address, token, flows, seconds, patience, **_):
                 if not data:
                     break
                 call.sendall(data)
-        rates = []
-        for count in flows:
-            calls = accept(door, token, count, patience)
-            rates.append(receive(calls))
-        send_all(accept(door, token, flows[-1], patience), seconds)
-        return {"rates": rates}
+        rate = receive(accept(door, token, flows, patience))
+        send_all(accept(door, token, flows, patience), seconds)
+        return {"rate": rate}
 
 
 def accept(door, token, count, patience):
@@ -71,7 +68,7 @@ def receive(calls):
 
 def call(address, port, token, flows, seconds, patience, **_):
     """The other side of `serve`: seconds of a round trip, and the rate of what it receives; the
-    server has the other rates."""
+    server has the other rate."""
 
     def connect():
         made = socket.create_connection((address, port), timeout=patience)
@@ -86,9 +83,8 @@ def call(address, port, token, flows, seconds, patience, **_):
             line.sendall(b"x")
             line.recv(64)
             trips.append(time.perf_counter() - began)
-    for count in flows:
-        send_all([connect() for _ in range(count)], seconds)
-    back = receive([connect() for _ in range(flows[-1])])
+    send_all([connect() for _ in range(flows)], seconds)
+    back = receive([connect() for _ in range(flows)])
     return {"latency": sorted(trips)[len(trips) // 2], "back": back}
 
 

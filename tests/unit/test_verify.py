@@ -244,9 +244,9 @@ def test_rocm_smi() -> None:
 
 
 SOUND: dict[str, dict[str, object]] = {
-    "start": {"cores": 8, "device": "eth0", "speed": None, "shaping": ""},
+    "start": {"cores": 8, "device": "eth0", "line_rate": None, "shaping": ""},
     "load": {"load": 0.0, "visible": 0.0, "busiest": ""},
-    "processor": {"one": 1e9, "share": 1.0, "all": 8e9, "steal": 0.0},
+    "processor": {"core": 1e9, "share": 1.0, "together": 8e9, "steal": 0.0},
     "memory": {"memory": 1e10},
     "disk": {"disk": 1e9},
     "call": {"latency": 1e-4, "back": 1e9},
@@ -257,7 +257,7 @@ class Server:
     """The end of a link that is called: it has a port, and then a rate."""
 
     def __init__(self) -> None:
-        self.said = [{"port": 4711}, {"rates": [1e9]}]
+        self.said = [{"port": 4711}, {"rate": 1e9}]
 
     def send(self, data: bytes, timeout: float) -> None:
         pass
@@ -359,7 +359,7 @@ def test_what_takes_the_probe_along_is_one_line() -> None:
 def test_a_measurement_that_fails_is_one_line_and_the_rest_is_judged() -> None:
     """Of the same node, too: its disk does not hide that its processor is slow."""
     full = {"error": "No space left on device"}
-    slow = {"one": 4e8, "share": 0.4, "all": 3e9, "steal": 0.0}
+    slow = {"core": 4e8, "share": 0.4, "together": 3e9, "steal": 0.0}
     found = measure(saved(), Nodes({"worker-2": {"disk": full, "processor": slow}}))
     low = {(v.subject, v.what, v.text) for v in found.low}
     assert ("worker-2", "disk write", "not measured: No space left on device") in low
