@@ -4,6 +4,7 @@ the machines of a cluster that do not run or answer."""
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -24,7 +25,7 @@ from clusterctl.insight import node_views
 from clusterctl.insight.doctor import causes, waits
 from clusterctl.insight.doctor import findings as doctor_findings
 from clusterctl.insight.doctor.findings import Evidence, Finding
-from clusterctl.insight.node_views import Dump, Moves, NodeView, Rank
+from clusterctl.insight.node_views import NodeView, Rank, Spied
 from clusterctl.jobs import control, submit
 from clusterctl.jobs.records import read_stored
 from clusterctl.jobs.submit import list_nodes, list_rank_nodes
@@ -288,16 +289,15 @@ def _add_stacks(
     }
     results, why = _run_spy(found, cluster, pool, deadline, "show_stacks", values)
     for result in results:
-        dumps = node_views.read_dumps(result.text)
-        work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
+        spied = _read_spied(found, cluster, result)
         scope = found.nodes[result.node].ptrace_scope
         for pid, rank in by_node[result.node].items():
-            dump = dumps.get(pid, Dump())
-            rank.stack = core_stacks.parse_stacks(dump.stack, work)
-            rank.usage, rank.running, rank.throttled = dump.usage, dump.running, dump.throttled
-            rank.no_stack = why or result.error or _explain_no_stack(dump.failed, rank, scope)
+            seen = spied[pid]
+            rank.stack = seen.stack
+            rank.usage, rank.running, rank.throttled = seen.usage, seen.running, seen.throttled
+            rank.no_stack = why or result.error or _explain_no_stack(seen.failed, rank, scope)
         for pid, rank in helpers[result.node].items():
-            if stack := core_stacks.parse_stacks(dumps.get(pid, Dump()).stack, work):
+            if stack := spied[pid].stack:
                 rank.helpers = {**rank.helpers, f"its process {pid}": stack}
     return doctor_findings.note_missed(found, "stacks", [r.node for r in results if r.error])
 
@@ -322,6 +322,11 @@ def _run_spy(
         more = {**more, "python_folder": folder}
         asked[name] = submit.render_question(node, found.job.id, verb, more)
     return pool.run(asked, stdin=spies, timeout=deadline.left), why
+
+
+def _read_spied(found: Evidence, cluster: Cluster, result: NodeResult) -> Mapping[int, Spied]:
+    folder = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
+    return defaultdict(Spied, node_views.read_spied(result.text, folder))
 
 
 def _watch(
@@ -349,13 +354,10 @@ def _watch(
     }
     results, _ = _run_spy(found, cluster, pool, deadline, "show_moves", values)
     for result in results:
-        moves = node_views.read_moves(result.text)
-        work = f"{cluster.node(result.node).root}/jobs/{found.job.id}/work"
+        spied = _read_spied(found, cluster, result)
         for pid, rank in by_node[result.node].items():
-            seen = moves.get(pid, Moves())
-            looks = (core_stacks.parse_stacks(text, work) for text in seen.looks)
-            later = [look for look in looks if look]
-            node_views.compare_looks(rank, watched[rank.number], seen.moved, later)
+            kind = watched[rank.number]
+            node_views.compare_looks(rank, kind, spied[pid].moved, spied[pid].looks)
     silent = [result.node for result in results if result.error]
     return doctor_findings.note_missed(replace(found, watched=seconds), "watch", silent)
 

@@ -12,7 +12,7 @@ from ipaddress import ip_address
 import msgspec
 from msgspec import Struct, field
 
-from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel
+from clusterctl.core.stacks import LOCK, OWN_LOCK, Stack, Wait, explain_kernel, parse_stacks
 
 # -------------------------------------------------------------------------------------------------
 
@@ -295,53 +295,41 @@ def compare_looks(rank: Rank, kind: str, moved: bool | None, looks: Sequence[Sta
     rank.moved = None if unknown else elsewhere or moved
 
 
-class Dump(Struct):
-    """Of a process: what py-spy printed, or why it could not, and processors in use. `running`: it
-    had or wanted a processor each time; `throttled`: share of the time slices in which a limit
-    stopped it."""
+class Spied(Struct):
+    """Of a process: its stack, or why there is none, and processors in use. `running`: it had or
+    wanted a processor each time; `throttled`: share of the time slices in which a limit stopped it.
+    Of one that was watched: whether its main thread has woken, or, of one that polls, has read or
+    written (None: not known), and its later stacks."""
 
-    stack: str = ""
+    stack: Stack | None = None
     failed: str = ""
     usage: float | None = None
     running: bool = False
     throttled: float = 0.0
+    moved: bool | None = None
+    looks: list[Stack] = field(default_factory=list)
 
 
-def read_dumps(text: str) -> dict[int, Dump]:
-    """What `show_stacks` printed, by process."""
-    found: dict[int, Dump] = {}
+def read_spied(text: str, folder: str = "") -> dict[int, Spied]:
+    """What `show_stacks` and `show_moves` printed, by process; `folder`: in which ranks work."""
+    found: dict[int, Spied] = {}
     for line in text.splitlines():
         word, _, rest = line.partition(" ")
         first, _, value = rest.partition(" ")
         with suppress(ValueError):
-            if word in ("stack", "failed", "use"):
-                dump = found.setdefault(int(first), Dump())
-            if word == "stack":
-                dump.stack = _decode(value)
-            elif word == "failed":
-                dump.failed = value
-            elif word == "use":
+            if word not in ("stack", "failed", "use", "moved", "again"):
+                continue
+            seen = found.setdefault(int(first), Spied())
+            if word == "use":
                 usage, running, throttled = map(float, value.split())
-                dump.usage, dump.running, dump.throttled = usage, running > 0, throttled
-    return found
-
-
-class Moves(Struct):
-    """Of a process that was watched: whether its main thread has woken, or, of one that polls, has
-    read or written (None: not known), and what py-spy saw of it, time after time."""
-
-    moved: bool | None = None
-    looks: list[str] = field(default_factory=list)
-
-
-def read_moves(text: str) -> dict[int, Moves]:
-    """What `show_moves` printed, by process."""
-    found: dict[int, Moves] = {}
-    for line in text.splitlines():
-        with suppress(ValueError):
-            word, pid, said = line.split()
-            if word == "moved":
-                found.setdefault(int(pid), Moves()).moved = said == "1"
-            elif word == "again":
-                found.setdefault(int(pid), Moves()).looks.append(_decode(said))
+                seen.usage, seen.running, seen.throttled = usage, running > 0, throttled
+            elif word == "failed":
+                seen.failed = value
+            elif word == "moved":
+                seen.moved = {"0": False, "1": True}.get(value)
+            elif stack := parse_stacks(_decode(value), folder):
+                if word == "stack":
+                    seen.stack = stack
+                else:
+                    seen.looks.append(stack)
     return found

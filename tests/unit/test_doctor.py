@@ -191,14 +191,14 @@ def test_ranks_in_the_rendezvous_without_c_frames() -> None:
 
 def test_a_rank_that_gets_little_of_a_busy_processor_computes() -> None:
     found = two_ranks(reduces(), sleeps())
-    found.ranks[1].running = node_views.read_dumps("use 200 0.0 1 0.0\n")[200].running
+    found.ranks[1].running = node_views.read_spied("use 200 0.0 1 0.0\n")[200].running
     [finding] = causes.judge(found)
     assert "computing" in finding.text
 
 
 def test_whether_a_process_has_woken() -> None:
-    found = node_views.read_moves("moved 7 0\nmoved 8 1\nmoved 9\nx\n")
-    assert {pid: moves.moved for pid, moves in found.items()} == {7: False, 8: True}
+    found = node_views.read_spied("moved 7 0\nmoved 8 1\nmoved 9\nx\n")
+    assert {pid: seen.moved for pid, seen in found.items()} == {7: False, 8: True, 9: None}
 
 
 # -------------------------------------------------------------------------------------- parsing
@@ -228,7 +228,7 @@ def test_the_python_of_a_rank_is_chosen() -> None:
 
 
 def test_use_of_the_processor_is_read() -> None:
-    found = node_views.read_dumps("use 100 0.5 0 0.9\nuse 300 x\ndone\n")
+    found = node_views.read_spied("use 100 0.5 0 0.9\nuse 300 x\ndone\n")
     assert (found[100].usage, found[100].running, found[100].throttled) == (0.5, False, 0.9)
     assert found[300].usage is None
 

@@ -175,10 +175,12 @@ def test_output_that_is_stored_here_counts_for_nodes_that_do_not_answer() -> Non
 
 # ------------------------------------------------------------------------------------------------
 # What looks at waiting ranks once more, on a node of its own: real processes, and a py-spy that
-# says whom it was asked about.
+# finds the same of all.
 
 
-SPY = '#!/bin/sh\nfor word; do pid=$word; done\necho "looked at $pid"\n'
+SPY = """#!/bin/sh
+echo '[{"pid": 1, "os_thread_id": 1, "frames": [{"name": "f", "filename": "a.py", "line": 1}]}]'
+"""
 
 
 @rows("kinds, looked", "doctor_machines.which_ranks_are_looked_at_again")
@@ -201,7 +203,7 @@ def test_which_ranks_are_looked_at_again(
         for sleeper in sleepers:
             sleeper.kill()
             sleeper.wait()
-    found = node_views.read_moves("\n".join(said))
+    found = node_views.read_spied("\n".join(said))
     looks = [len(found[p.pid].looks) if p.pid in found else 0 for p in sleepers]
     assert looks == [2 if number in looked else 0 for number in range(len(kinds))]
 
