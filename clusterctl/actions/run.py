@@ -425,7 +425,7 @@ def prepare(
         f"{project.title} has compiled parts: {places[0].name} builds it first"
         for project in projects
         if builds and project.compiled
-        if not project_packages.is_built(project, tree, places[0], spec.env)
+        if not project_packages.find_built(project, tree, places[0], spec.env)
     ]
     if command:
         notes.append(f"no file {command} here: one of these packages has to bring that command")

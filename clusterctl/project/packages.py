@@ -47,6 +47,7 @@ from clusterctl.project.own_project import (
     FETCH_TIMEOUT,
     NONE,
     UNREADABLE,
+    Project,
     call_uv,
     check_uv,
     hash_parts,
@@ -89,6 +90,8 @@ class Delivery(Struct, frozen=True):
     """Runs what makes a wheel on a node: `jobs.submit.build`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Those of the user."""
+    within: tuple[str, ...] = ()
+    """The packages that are being built for want of others."""
 
 
 class Wanted(Struct, frozen=True):
@@ -279,12 +282,7 @@ def _choose_lock(packages: Packages, node: Node) -> Lock:
     return packages.locks.get(_make_group(node), first)
 
 
-def install(
-    digest: str,
-    cluster: Cluster,
-    names: Sequence[str],
-    by: Delivery,
-) -> None:
+def install(digest: str, cluster: Cluster, names: Sequence[str], by: Delivery) -> None:
     """Brings the job's environment to these nodes, as far as they do not have it. Downloads once,
     builds on one of them what has no wheel, and sends once.
 
@@ -301,11 +299,9 @@ def check_python(nodes: Sequence[Node], pool: Pool) -> None:
     """Raises LaunchError where nodes lack a Python that was asked for by its version."""
     asked = {node.name: _require_python(node).executable for node in nodes}
     questions = {
-        node.name: run_inside(
-            node, f"{_PATH} command -v {asked[node.name]} >/dev/null || exit {NO_PYTHON}"
-        )
+        node.name: run_inside(node, f"{_PATH} command -v {name} >/dev/null || exit {NO_PYTHON}")
         for node in nodes
-        if not asked[node.name].startswith("/")
+        if not (name := asked[node.name]).startswith("/")
     }
     found = pool.run(questions, timeout=ASK_TIMEOUT) if questions else ()
     if lacking := [result.node for result in found if result.exit_code == NO_PYTHON]:
@@ -334,10 +330,7 @@ def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Po
             )
 
 
-def _install(
-    digest: str, nodes: Sequence[Node], by: Delivery, within: tuple[str, ...] = ()
-) -> None:
-    """`within`: the packages that are being built for want of these."""
+def _install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:
     by_name = {node.name: node for node in nodes}
     questions = {node.name: f"[ -d {quote(locate_packages(node, digest))} ]" for node in nodes}
     alike: dict[str, list[Node]] = {}
@@ -351,7 +344,7 @@ def _install(
         started, part = monotonic(), f".{token_hex(4)}"
         places = {node.name: locate_packages(node, digest) for node in missing}
         try:
-            _send(digest, missing, places[missing[0].name] + part, by, within)
+            _send(digest, missing, places[missing[0].name] + part, by)
             script = assets.render("job/make_venv.py").encode()
             commands = {}
             for node in missing:
@@ -369,9 +362,7 @@ def _install(
         by.report(f"packages are ready on {count(len(missing), 'node')} after {seconds:.1f} s")
 
 
-def _send(
-    digest: str, nodes: Sequence[Node], place: str, by: Delivery, within: tuple[str, ...]
-) -> None:
+def _send(digest: str, nodes: Sequence[Node], place: str, by: Delivery) -> None:
     """Downloads the packages, and sends them to nodes with equal Pythons, into the environment that
     is made in that place of the first one."""
     node = nodes[0]
@@ -384,7 +375,7 @@ def _send(
         if number := len(lock.packages):
             by.report(f"fetching {count(number, 'package')} for Python {python.version}")
             text = _add_passwords(lock.text, Path(wanted.file))
-            _fetch(text, packages, Path(scratch), wanted, node, by, within)
+            _fetch(text, packages, wanted, node, by)
         if size := sum(path.lstat().st_size for path in packages.rglob("*")):
             where = node.name if len(nodes) == 1 else f"{len(nodes)} nodes"
             by.report(f"copying {format_bytes(size)} of packages to {where}")
@@ -399,18 +390,10 @@ def _send(
                 raise make_error("installing packages", result)
 
 
-def _fetch(
-    text: str,
-    target: Path,
-    scratch: Path,
-    wanted: Packages,
-    node: Node,
-    by: Delivery,
-    within: tuple[str, ...],
-) -> None:
+def _fetch(text: str, target: Path, wanted: Packages, node: Node, by: Delivery) -> None:
     """Has uv install what the lock names into `target`. Where it would build something, it is given
     the wheel that the node builds."""
-    lock, sources = scratch / "pylock.toml", scratch / "build" / SOURCE
+    lock, sources = target.with_name("pylock.toml"), target.with_name("build") / SOURCE
     options = ["--no-deps", "--target", str(target), "--requirements", str(lock)]
     # What a build needs is the node's matter.
     words = ("pip", "install", "--quiet", "--no-build-isolation", *options)
@@ -423,7 +406,7 @@ def _fetch(
         if result.ok or found is None or not sources.is_dir():
             check_uv(wanted.source, result, where)
             return
-        wheel = build_wheel(found[1], sources.parent, ".", node, by, within)
+        wheel = build_wheel(found[1], sources.parent, ".", node, by)
         text = _replace_package(text, found[1], wheel)
         shutil.rmtree(sources.parent)
 
@@ -469,16 +452,13 @@ def build_wheel(
     folder: str,
     node: Node,
     by: Delivery,
-    within: tuple[str, ...] = (),
     key: str = "",
     variables: Mapping[str, str] = {},
 ) -> Path:
     """The wheel of what lies in that folder of `scratch`/source, built on the node by its Python in
-    an environment of its own; once for what is in it, or for `key`. `within`: what is being built
-    for want of it."""
-    place = scratch / SOURCE / folder
-    tables = read_toml(place / PROJECT) if (place / PROJECT).is_file() else {}
-    table = tables.get("build-system", {})
+    an environment of its own; once for what is in it, or for `key`."""
+    described = scratch / SOURCE / folder / PROJECT
+    table = read_toml(described).get("build-system", {}) if described.is_file() else {}
     given = list(table.get("requires", ["setuptools"]))
     shutil.copy(assets.find_folder("templates") / "job" / "build_wheel.py", scratch)
     (scratch / "tag").write_text(f"CLUSTERCTL_JOB={by.tag}/build-{token_hex(4)};")
@@ -490,7 +470,7 @@ def build_wheel(
     for path in kept.parent.iterdir() if kept.parent.is_dir() else ():
         if path.lstat().st_mtime < time() - FORGOTTEN:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if what in within:
+    if what in by.within:
         raise LaunchError(f"{what} has no wheel, and cannot be built without itself", hint=what)
     remote = f"builds/{token_hex(8)}"
     root = f"{node.root}/{remote}"
@@ -505,17 +485,14 @@ def build_wheel(
             if not result.ok:
                 raise make_error(f"sending {what}", result)
         while True:
-            environment = _make_build_environment(what, given, node, by, (*within, what))
-            bins = (f"{environment}/bin", node.mpi_prefix and f"{node.mpi_prefix}/bin")
+            environment = _make_build_environment(what, given, node, by)
+            bins = (f"{environment}/bin", node.mpi_prefix and f"{node.mpi_prefix}/bin", "$PATH")
+            paths = {"PATH": ":".join(filter(None, bins))}
             script = (f"{root}/build_wheel.py", json.dumps({**options, "given": given}))
             settings = {
                 "argv": [f"{environment}/bin/python", "-I", *script],
                 "folder": f"{root}/{SOURCE}/{folder}",
-                "variables": {
-                    **_choose_heeded(by.variables),
-                    **variables,
-                    "PATH": ":".join(filter(None, (*bins, "$PATH"))),
-                },
+                "variables": {**_choose_heeded(by.variables), **variables, **paths},
             }
             result = by.build(node, root, settings, what, by.pool, by.report)
             if result.exit_code != NEEDS:
@@ -536,48 +513,42 @@ def build_wheel(
 
 
 def build_projects(
-    projects: Sequence[own_project.Project],
-    tree: project_tree.Tree,
-    nodes: Iterable[Node],
-    by: Delivery,
-) -> list[own_project.Project]:
+    projects: Sequence[Project], tree: project_tree.Tree, nodes: Iterable[Node], by: Delivery
+) -> list[Project]:
     """The projects with what is compiled of them, by the first node of each kind."""
     alike = {_make_group(node): node for node in reversed(list(nodes))}
-    found = [project for project in projects if not project.compiled]
-    for project in projects:
-        if project.compiled:
-            found += [_build_project(project, tree, node, by) for node in alike.values()]
+    found: list[Project] = []
+    for one in projects:
+        kinds = alike.values() if one.compiled else ()
+        found += [_build_project(one, tree, node, by) for node in kinds] or [one]
     return found
 
 
-def _build_project(
-    project: own_project.Project, tree: project_tree.Tree, node: Node, by: Delivery
-) -> own_project.Project:
-    what = project.title
-    key = own_project.hash_deciding(tree, project.folder, compiled=True)
+def _build_project(project: Project, tree: project_tree.Tree, node: Node, by: Delivery) -> Project:
+    what, folder = project.title, project.folder
     with tempfile.TemporaryDirectory(dir=by.home.make(by.home.packages)) as scratch:
         copy, out = Path(scratch, SOURCE), Path(scratch, "out")
-        wheel = next(_locate_built(what, node, key, by.home, by.variables).glob("*.whl"), None)
+        wheel = find_built(project, tree, node, by.variables)
         if wheel is None:
             with own_project.copy_tree(tree) as copied:
-                variables = own_project.find_version(copied, project.folder)
+                variables = own_project.find_version(copied, folder)
                 (copied / ".git").unlink(missing_ok=True)
                 shutil.move(copied, copy)
-            folder = project.folder
-            wheel = build_wheel(what, Path(scratch), folder, node, by, key=key, variables=variables)
+            key = own_project.hash_deciding(tree, folder, compiled=True)
+            wheel = build_wheel(what, Path(scratch), folder, node, by, key, variables)
         words = ("--quiet", "--no-deps", "--target", str(out), *make_target_options(node))
         call_uv(what, "pip", "install", *words, str(wheel))
-        files = own_project.list_files(tree, project.folder)
+        files = own_project.list_files(tree, folder)
         return own_project.read_installed(out, project, files, copy, tree.root)
 
 
-def is_built(
-    project: own_project.Project, tree: project_tree.Tree, node: Node, variables: Mapping[str, str]
-) -> bool:
-    """Whether what the node would compile of it is here."""
+def find_built(
+    project: Project, tree: project_tree.Tree, node: Node, variables: Mapping[str, str]
+) -> Path | None:
+    """What the node would compile of it, as far as it is here."""
     key = own_project.hash_deciding(tree, project.folder, compiled=True)
     folder = _locate_built(project.title, node, key, find_home(), variables)
-    return any(folder.glob("*.whl"))
+    return next(folder.glob("*.whl"), None)
 
 
 def _locate_built(
@@ -596,18 +567,15 @@ def _choose_heeded(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if _HEEDED.fullmatch(name)}
 
 
-def _make_build_environment(
-    what: str, requires: Sequence[str], node: Node, by: Delivery, within: tuple[str, ...]
-) -> str:
+def _make_build_environment(what: str, requires: Sequence[str], node: Node, by: Delivery) -> str:
     """Where an environment with these packages is on the node."""
     source, lines = f"the build of {what}", "".join(f"{line}\n" for line in requires)
     file = by.home.packages / PROJECT if requires else None
     wanted = Wanted(source, file, lines, lines=lines)
-    none = project_tree.Tree(by.home.packages, (), 0, False)
-    lock = _resolve(_Question(wanted, none, node))
+    lock = _resolve(_Question(wanted, project_tree.make_empty(by.home.packages), node))
     packages = Packages(source, "", {_make_group(node): lock})
     save(packages, by.home)
-    _install(packages.digest, [node], by, within)
+    _install(packages.digest, [node], replace(by, within=(*by.within, what)))
     return locate_packages(node, packages.digest)
 
 
@@ -670,16 +638,17 @@ def find_package_files(resolved: Resolved, given: str, python: str = "") -> Want
     it wants another `python`, which has no packages of its own. Raises UsageError for a file that
     is not understood."""
     found, parts = _find(resolved, given), resolved.parts
-    if parts and not (found and found.file and found.file.name in own_project.FILES):
+    name = found.file.name if found and found.file else ""
+    if parts and name not in own_project.FILES:
         raise UsageError(
             f"{parts[0]} {parts[1]} works only with the packages of a pyproject.toml",
             hint="leave it out, or name that file with --requirements",
         )
-    if not python or found:
-        if found and found.file and found.file.name == PROJECT:
-            parts = (*_list_default_groups(found.file), *parts)
-        return replace(found, options=tuple(parts)) if found else None
-    return Wanted(f"--python {python}")
+    if found and found.file and name == PROJECT:
+        parts = (*_list_default_groups(found.file), *parts)
+    if found:
+        return replace(found, options=tuple(parts))
+    return Wanted(f"--python {python}") if python else None
 
 
 def _list_default_groups(file: Path) -> Iterator[str]:
@@ -735,7 +704,7 @@ def is_named(wanted: Wanted, word: str) -> bool:
 def _find(resolved: Resolved, given: str) -> Wanted | None:
     program, tree = resolved.program, resolved.tree
     if given:
-        return None if given == NONE else _read(Path(given), tree)
+        return None if given == NONE else _read(Path(given))
     script = find_script(resolved)
     if script is None:
         return None
@@ -789,18 +758,15 @@ def _find_in(folder: Path, tree: project_tree.Tree, parts: Sequence[str]) -> Wan
     nothing is looked for above it. `parts`: those of a project that are wanted, too."""
     if lock := _find_lock(folder, tree):
         return _read_lock(folder, lock)
-    if parts and (name := own_project.find_file(folder)):
-        return _read(folder / name, tree)
+    name = own_project.find_file(folder)
+    if parts and name:
+        return _read(folder / name)
     if (path := folder / "requirements.txt").is_file():
-        return _read(path, tree)
-    if name := own_project.find_file(folder):
-        requires = own_project.list_requirements(tree, folder)
-        if requires or requires is None:
-            return _read(folder / name, tree)
-    for name in _CONDA:
-        if (path := folder / name).is_file() and (environment := _read_conda(path)):
-            return environment
-    return None
+        return _read(path)
+    if name and own_project.list_requirements(tree, folder) != []:
+        return _read(folder / name)
+    found = (_read_conda(folder / name) for name in _CONDA if (folder / name).is_file())
+    return next(filter(None, found), None)
 
 
 def _find_lock(folder: Path, tree: project_tree.Tree) -> Path | None:
@@ -849,29 +815,25 @@ def _translate_version(spec: str) -> str:
     return spec if re.fullmatch(r"[<>!=~][^| ]*", spec := spec.replace(" ", "")) else ""
 
 
-def _read(path: Path, tree: project_tree.Tree) -> Wanted:
+def _read(path: Path) -> Wanted:
     if not path.is_file():
         raise UsageError(f"--requirements: no such file: {path}", hint=f"a file, or {NONE}")
-    path = path.absolute()
+    path, found = path.absolute(), None
     if path.name == LOCK:
-        return _read_lock(path.parent, path)
-    if path.suffix in SUFFIXES:
-        if environment := _read_conda(path):
-            return environment
-        raise UsageError(f"{path} names no packages for pip", hint="check its `dependencies`")
-    if path.suffix == ".py" and path.name not in own_project.FILES:
-        if found := _read_block(path):
-            return found
+        found = _read_lock(path.parent, path)
+    elif path.suffix in SUFFIXES:
+        found = _read_conda(path)
+    elif path.suffix in (".txt", ".in") or path.name in own_project.FILES:
+        found = Wanted(path.name, path, "".join(_read_all(path, set())))
+    elif path.suffix == ".py":
+        found = _read_block(path)
+    if found is None:
         raise UsageError(
-            f"--requirements: {path} has no `# /// script` block", hint="name a requirements file"
+            f"--requirements: {path} names no packages",
+            hint="uv.lock, pyproject.toml, setup.py, a requirements .txt file, environment.yml with"
+            " packages of pip, or a script with a `# /// script` block",
         )
-    if path.suffix not in (".txt", ".in") and path.name not in own_project.FILES:
-        raise UsageError(
-            f"--requirements: {path} is not a file of packages",
-            hint="uv.lock, pyproject.toml, setup.py, a requirements .txt file, environment.yml, or"
-            " a script with a block",
-        )
-    return Wanted(path.name, path, "".join(_read_all(path, set())))
+    return found
 
 
 def _read_all(path: Path, seen: set[Path]) -> Iterator[str]:
@@ -938,11 +900,11 @@ def resolve_packages(
 def _check_python(wanted: Wanted, node: Node) -> None:
     """Raises UsageError for a Python that the project does not run with, as uv does."""
     found = re.search(r"(?m)^(?:# *)?requires-python *= *[\"'](.*)[\"']", wanted.text)
-    version = _require_python(node).version
     if not found:
         return
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+    version = _require_python(node).version
     with suppress(InvalidSpecifier):
         if not SpecifierSet(found[1]).contains(version, prereleases=True):
             raise UsageError(
@@ -1082,22 +1044,23 @@ def _choose_versions(
         result, root = _compile_beside(replace(q, wanted=wanted), kept, locked, backend)
         said, hardware = result.complaints, _find_backend(q, kept)
         builds = _list_builds(result.text, kept, q.node) if result.ok else {}
-        other = result.ok and set(builds.values()) - {hardware}
-        failed = not result.ok and "torch" not in kept and "torch" in said
-        if hardware != backend and (other or failed):
+        others = {*builds.values()} - {hardware}
+        if hardware != backend and (
+            others or not (result.ok or "torch" in kept or "torch" not in said)
+        ):
             backend = hardware
-            continue
-        if result.ok:
+        elif result.ok:
             break
-        if found := next((n for n in wanted.optional if re.search(_NOT_THERE.format(n), said)), ""):
-            lines = re.sub(rf"(?m)^{found}\b(?!-).*\n", "", wanted.lines, count=1)
-            optional = tuple(name for name in wanted.optional if name != found)
-            wanted, lacking = replace(wanted, lines=lines, optional=optional), [*lacking, found]
-            continue
-        blamed = next((name for name in kept if name in said and "No solution" in said), "")
-        if not blamed:
+        elif name := next(
+            (n for n in wanted.optional if re.search(_NOT_THERE.format(n), said)), ""
+        ):
+            lines = re.sub(rf"(?m)^{name}\b(?!-).*\n", "", wanted.lines, count=1)
+            optional = tuple(one for one in wanted.optional if one != name)
+            wanted, lacking = replace(wanted, lines=lines, optional=optional), [*lacking, name]
+        elif blamed := next((n for n in kept if n in said and "No solution" in said), ""):
+            kept = {n: v for n, v in kept.items() if (n in TORCH) != (blamed in TORCH)}
+        else:
             check_uv(wanted.source, result, root)
-        kept = {n: v for n, v in kept.items() if (n in TORCH) != (blamed in TORCH)}
     if len(set(builds.values())) > 1:
         chosen = dict(item.split("==") for item in Lock(result.text).packages)
         said = " and ".join(f"{name} {kept.get(name) or chosen[name]}" for name in builds)

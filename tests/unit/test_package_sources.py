@@ -206,9 +206,9 @@ def test_a_script_does_without_the_python_that_nodes_lack(call: Call, project: P
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("packages.toml", "", "is not a file of packages"),
-        ("environment.yml", "dependencies:\n  - python=3.11\n", "names no packages for pip"),
-        ("train.py", "print()\n", "has no `# /// script` block"),
+        ("packages.toml", "", "packages.toml names no packages"),
+        ("environment.yml", "dependencies:\n  - python=3.11\n", "names no packages"),
+        ("train.py", "print()\n", "train.py names no packages"),
         ("requirements.txt", b"\xff\xfed\0e\0m\0o\0", "line 1 is not UTF-8"),
     ],
 )
