@@ -9,7 +9,7 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -117,12 +117,11 @@ def get(
         report(f"{name} is already on this machine")
     else:
         download(dataset, root, options.mirror, progress, report)
+    if target is None and options.push:
+        report(f"no cluster yet: `clusterctl data push {name}` copies it later")
     path = root / name
-    if target is None:
-        if options.push:
-            report(f"no cluster yet: `clusterctl data push {name}` copies it later")
-        return CopiedDataSet(name, str(path), ())
-    return CopiedDataSet(name, str(path), copy(store, target, path, name, dataset.mark, report))
+    got = copy(store, target, path, name, dataset.mark, report) if target else ()
+    return CopiedDataSet(name, str(path), got)
 
 
 def _choose_target(store: Store, options: GetOptions) -> Cluster | None:
@@ -167,14 +166,16 @@ def push(
     """Copies a data set that is here, or a folder, to the workers. Raises as `get`."""
     target = require_ready(choose_cluster(store, cluster))
     if "/" in word or Path(word).is_dir():
-        path = Path(word).resolve()
-        name = name or path.name
-        return CopiedDataSet(name, str(path), copy(store, target, path, name, "", report))
-    dataset = find_data(word, "data set or folder")
-    if not datasets.is_here(dataset, locate_copies(store)):
-        raise UsageError(f"{word} is not on this machine", hint=f"`data get {word}` downloads it")
-    path, name = locate_copies(store) / word, name or word
-    return CopiedDataSet(name, str(path), copy(store, target, path, name, dataset.mark, report))
+        path, mark = Path(word).resolve(), ""
+    else:
+        dataset = find_data(word, "data set or folder")
+        path, mark = locate_copies(store) / word, dataset.mark
+        if not datasets.is_here(dataset, locate_copies(store)):
+            raise UsageError(
+                f"{word} is not on this machine", hint=f"`data get {word}` downloads it"
+            )
+    name = name or path.name
+    return CopiedDataSet(name, str(path), copy(store, target, path, name, mark, report))
 
 
 def check_data_name(name: str) -> str:
@@ -260,23 +261,11 @@ def _copy_to_stores(
 
 def _mark_complete(at: Connected, nodes: Sequence[Node], name: str, mark: str) -> None:
     commands = {node.name: f"echo {mark} >{_quote(node, f'.{name}.complete')}" for node in nodes}
-    require_copied(_run_each(at, list(commands), commands.__getitem__), name)
-
-
-def _run_each(
-    at: Connected,
-    names: Sequence[str],
-    render: Callable[[str], str],
-    timeout: float = 30.0,
-    stdin: bytes = b"",
-) -> Sequence[NodeResult]:
-    """The command of each node, which is made again and runs again if the connection is lost."""
 
     def run(names: Sequence[str]) -> Sequence[NodeResult]:
-        commands = {name: render(name) for name in names}
-        return at.pool.run(commands, stdin=stdin, timeout=timeout)
+        return at.pool.run({name: commands[name] for name in names}, timeout=30)
 
-    return persist(at.pool, run, names, at.report)
+    require_copied(persist(at.pool, run, list(commands), at.report), name)
 
 
 @contextmanager
@@ -324,11 +313,17 @@ def _spread(
         at.report(f"copying {name} ({format_bytes(size)}) between nodes to {', '.join(names)}")
         by_name = {pair[0].name: pair for pair in pairs}
 
-        def render(source: str, by_name: Mapping[str, tuple[Node, Node]] = by_name) -> str:
-            return _render_pass(*by_name[source], name, mark, size, replaced=paths is None)
+        def run(
+            sources: Sequence[str], by_name: Mapping[str, tuple[Node, Node]] = by_name
+        ) -> Sequence[NodeResult]:
+            replaced = paths is None
+            commands = {
+                source: _render_pass(*by_name[source], name, mark, size, replaced=replaced)
+                for source in sources
+            }
+            return at.pool.run(commands, stdin=paths or b"", timeout=3600 + size / SLOWEST)
 
-        limit = 3600 + size / SLOWEST
-        results = _run_each(at, list(by_name), render, limit, stdin=paths or b"")
+        results = persist(at.pool, run, list(by_name), at.report)
         require_copied([replace(r, node=by_name[r.node][1].name) for r in results], name)
         holders += [node for _, node in pairs]
         got += names
@@ -423,28 +418,19 @@ def download_on_nodes(
         NodeUnreachable, RecordError: About the cluster.
     """
     target = _choose_target(store, options)
-    source = _find(url)
+    source = sources.find_source(url)
     name = check_data_name(options.name or source.name)
     if options.sha256:
         if len(source.files) > 1:
             raise UsageError(f"--sha256 is for one file, and {url} has {len(source.files)}")
         source = replace(source, files=(replace(source.files[0], sha256=options.sha256),))
-    if target is None:
-        if options.push:
-            report(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
-        root = store.home.make(locate_copies(store))
-        _download_here(root, name, source, progress, report)
-        return CopiedDataSet(name, str(root / name), ())
-    return _copy_to_nodes(store, target, name, source, progress, report)
-
-
-def _find(url: str) -> Source:
-    def list_remote(bucket: str, prefix: str) -> Sequence[Remote]:
-        from clusterctl.data import s3
-
-        return s3.list_objects(bucket, prefix)
-
-    return sources.find_source(url, list_remote)
+    if target:
+        return _copy_to_nodes(store, target, name, source, progress, report)
+    if options.push:
+        report(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
+    root = store.home.make(locate_copies(store))
+    _download_here(root, name, source, progress, report)
+    return CopiedDataSet(name, str(root / name), ())
 
 
 def _copy_to_nodes(
@@ -490,8 +476,7 @@ def _download_here(
 def _render_command(node: Node | None) -> str:
     """Starts templates/node/get.py, which is read from stdin: `-c` would show it to everyone, and a
     file would have to be removed."""
-    size = len(_read_program())
-    run = f"-I -c 'import sys; exec(sys.stdin.buffer.read({size}))'"
+    run = f"-I -c 'import sys; exec(sys.stdin.buffer.read({len(_read_program())}))'"
     if node is None:
         return f"exec {shlex.quote(sys.executable)} {run}"
     python = node.facts.python.executable if node.facts.python else "python3"

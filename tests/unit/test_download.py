@@ -281,9 +281,9 @@ def test_a_token_goes_nowhere_unencrypted(
     monkeypatch.setenv("CLUSTERCTL_HTTPS_TOKEN", "sesame-street")
     if sends is None:
         with pytest.raises(UsageError):
-            sources.find_source(url, lambda bucket, prefix: [])
+            sources.find_source(url)
         return
-    [file] = sources.find_source(url, lambda bucket, prefix: []).files
+    [file] = sources.find_source(url).files
     assert ("sesame-street" in str(file.headers)) is sends
 
 

@@ -15,7 +15,6 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from clusterctl.data import sources
-from clusterctl.data.s3 import list_objects
 from clusterctl.errors import UsageError
 from tests.unit.calling import Call
 from tests.unit.staged import Staged
@@ -50,11 +49,11 @@ def test_a_folder_a_file_and_nothing(bucket: Any, call: Call, tmp_path: Path) ->
     folder = Path(got.out.split(": ")[1].strip())
     files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.bin")}
     assert files == {"a.bin": "train/a.bin", "deep/b.bin": "train/deep/b.bin"}
-    one = sources.find_source("s3://mine/train/a.bin", list_objects)
+    one = sources.find_source("s3://mine/train/a.bin")
     assert (one.name, [file.path for file in one.files], one.size) == ("a", ["a.bin"], 11)
     for url, what in (("s3://mine/nothing", "no such object"), ("s3://theirs/x", "no bucket")):
         with pytest.raises(UsageError, match=what):
-            sources.find_source(url, list_objects)
+            sources.find_source(url)
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"Signature" not in path.read_bytes(), path
 
