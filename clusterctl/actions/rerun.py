@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -97,15 +96,21 @@ def find_earlier_files(
             copies = fetch.find_copies(old, cluster, pool, lost, report)
         if same and first in there and not copies:
             found = fetch.find_outputs(old, cluster, pool).require_all()
-            stale = _find_stale(old, found, first)
-            # Of a job with --resume-args, its supervisor brings each node what it lacks.
-            limit = sys.maxsize if next_job.spec.resume_args and stale else SPREAD
+            wrote = {output.node for output in found}
             places = list_rank_nodes(next_job, target)
-            needed = _is_needed_elsewhere(found, first, places, stale, limit)
+            stale = _has_stale(old, found, first)
+            # Each rank of an ordinary program reads the snapshot itself, the bundled ones send it
+            # from rank 0. Much would take long by way of this machine; of a job with
+            # --resume-args, its supervisor brings each node what it lacks.
+            small = sum(output.size for output in found) <= SPREAD
+            small |= bool(next_job.spec.resume_args) and stale
+            needed = first in wrote and small and (stale or not wrote.issuperset(places))
             if not needed and not _changes_places(old, next_job, found, first):
+                if gone := [name for name in names if name not in there]:
+                    report(_describe_lost(old, gone))
                 brought = bool(next_job.spec.resume_args)
-                theirs = () if brought else [name for name in there if name in places]
-                _report_missing(old, found, names, there, theirs, stale, report)
+                here = [] if brought else [name for name in there if name in places]
+                _report_missing(old, first, here, wrote, report)
                 return EarlierFiles(old, cluster, in_place=True)
     source = EarlierFiles(old, cluster, nodes=tuple(names), there=there, copies=copies)
     why = f"{first}, where its rank 0 ran, has none of its files"
@@ -172,23 +177,6 @@ def _find_here(store: Store, old: Job, lost: Collection[str], report: Reporter) 
     return {name: files for name, files in found.items() if files}
 
 
-def _is_needed_elsewhere(
-    found: Sequence[fetch.Output],
-    first: str,
-    names: Sequence[str],
-    stale: Collection[str],
-    limit: int,
-) -> bool:
-    """Whether nodes of the next job have no files of the old one, or older ones (`stale`), and are
-    to get those of its rank 0: each rank of an ordinary program reads the snapshot itself. More
-    than `limit` bytes would take long by way of this machine; the bundled programs send them from
-    rank 0 to the others."""
-    wrote = {output.node for output in found}
-    size = sum(output.size for output in found)
-    lacks = bool(stale) or not wrote.issuperset(names)
-    return first in wrote and lacks and size <= limit
-
-
 def _changes_places(old: Job, next_job: Job, found: Sequence[fetch.Output], first: str) -> bool:
     """Whether ranks whose nodes have snapshots that rank 0's (`first`) has not are to run on other
     nodes, or in another number: each of them may need any of these files."""
@@ -207,45 +195,29 @@ def _is_stale(old: Job, modified: float, of_rank_0: float) -> bool:
     return old.started is not None and modified < old.started <= of_rank_0
 
 
-def _find_stale(old: Job, found: Sequence[fetch.Output], first: str) -> tuple[str, ...]:
-    """The nodes with files that are older than those of rank 0's node."""
+def _has_stale(old: Job, found: Sequence[fetch.Output], first: str) -> bool:
+    """Whether some node has files that are older than those of rank 0's node."""
     newest = {output.path: output.modified for output in found if output.node == first}
-    stale = {
-        output.node
+    return any(
+        output.path in newest and _is_stale(old, output.modified, newest[output.path])
         for output in found
-        if output.path in newest and _is_stale(old, output.modified, newest[output.path])
-    }
-    return tuple(sorted(stale - {first}))
+        if output.node != first
+    )
 
 
 def _report_missing(
-    old: Job,
-    found: Sequence[fetch.Output],
-    names: tuple[str, ...],
-    there: tuple[str, ...],
-    theirs: Collection[str],
-    stale: tuple[str, ...],
-    report: Reporter,
+    old: Job, first: str, here: Sequence[str], wrote: Collection[str], report: Reporter
 ) -> None:
-    """Says where a job that resumes `old` on the same nodes starts from the beginning. `theirs`:
-    the nodes whose ranks have nothing but the files there."""
-    first = names[0]
-    if gone := [name for name in names if name not in there]:
-        report(_describe_lost(old, gone))
-    wrote = {output.node for output in found}
-    without = [name for name in theirs if name not in wrote]
-    if first in wrote and without:
+    """Says which ranks on the nodes `here` start from the beginning: they have nothing but what
+    these nodes have."""
+    without = [name for name in here if name not in wrote]
+    if first not in wrote:
+        report(f"job {old.id} has left no files on {first}: the program starts from the beginning")
+    elif without:
         report(
             f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
             f" {first}: ranks there that read files of their own start from the beginning"
         )
-    if stale:
-        report(
-            f"{', '.join(stale)}: files of job {old.id} there are older than those on {first},"
-            " which are too large to copy: ranks there that read files of their own read old ones"
-        )
-    if first not in wrote:
-        report(f"job {old.id} has left no files on {first}: the program starts from the beginning")
 
 
 @contextmanager

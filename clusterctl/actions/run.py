@@ -413,7 +413,6 @@ def prepare(
         asked = asked.limit_to(first, system.launchers)
         spec, asked = project_words.fill(asked, spec, resolved.settings, cluster)
     job, plan = plan_job(cluster, spec, number=number)
-    _check_image(job.spec, tree)
     places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
     notes = [*plan.notes, *resolved.notes, asked.note if asked.launcher else ""]
     if wanted and packages and packages.locks:
@@ -515,19 +514,10 @@ def plan_job(cluster: Cluster, spec: JobSpec, *, number: int) -> tuple[Job, Laun
 
 def _make_absolute(cluster: Cluster, venv: str) -> str:
     """`--venv` as the nodes find it, wherever ranks start: from the current folder, where that is
-    the login node's, else from the home folder there. Raises UsageError where it is not in the
-    current folder: of other folders only the nodes may know."""
+    the login node's, else from the home folder there."""
     if not venv or venv.startswith(("/", "~")):
         return venv
-    if not cluster.launcher.here:
-        return f"~/{venv}"
-    path = Path.cwd() / venv
-    if not os.path.isdir(path / "bin"):
-        raise UsageError(
-            f"--venv {venv}: there is no virtual environment {path}",
-            hint=f"python -m venv {shlex.quote(venv)}, or give the path that it has on the nodes",
-        )
-    return str(path)
+    return str(Path.cwd() / venv) if cluster.launcher.here else f"~/{venv}"
 
 
 def _find_image(cluster: Cluster, image: str) -> str:
@@ -538,19 +528,6 @@ def _find_image(cluster: Cluster, image: str) -> str:
     if image and cluster.launcher.here and os.path.exists(image):
         return os.path.abspath(image)
     return image
-
-
-def _check_image(spec: JobSpec, tree: project_tree.Tree) -> None:
-    """Raises UsageError where the image of ranks was to come with the tree, and does not."""
-    image = spec.container
-    if not image or image.startswith(("/", "~")) or "://" in image:
-        return
-    name = os.path.normpath(os.path.join(spec.program.folder, image))
-    if not any(f"{file}/".startswith(f"{name}/") for file in map(str, tree.files)):
-        raise UsageError(
-            f"--container {image}: no such file among those that are copied",
-            hint="an absolute path is one of the nodes; docker://IMAGE is fetched by them",
-        )
 
 
 def submit(
@@ -659,23 +636,19 @@ def _ship(
         )
         store.save_provenance(job.id, found)
     except BaseException as error:
-        if started or (starting and isinstance(error, KeyboardInterrupt)):
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if started or (starting and interrupted):
             raise  # its supervisor runs, or may have started in this very moment
         if isinstance(error, UsageError) and not recorded:
             raise
         reason = error.message if isinstance(error, ClusterctlError) else "interrupted"
-        ended = replace(job, state=JobState.FAILED, finished=time.time(), reason=reason)
-        if isinstance(error, KeyboardInterrupt):
-            ended = replace(ended, state=JobState.CANCELLED)
-            with Interrupts(patient=True):
-                store.save_job(ended)
+        state = JobState.CANCELLED if interrupted else JobState.FAILED
+        with Interrupts(patient=True) if interrupted else nullcontext():
+            store.save_job(replace(job, state=state, finished=time.time(), reason=reason))
+            if interrupted:
                 report(f"job {job.id} is cancelled: it had not started")
-                if staging:
-                    control.forget(job, cluster, pool)
-            raise
-        elif staging:
-            control.forget(job, cluster, pool)
-        store.save_job(ended)
+            if staging:
+                control.forget(job, cluster, pool)
         raise
     store.add_event(cluster.name, "job", id=job.id, program=job.spec.program.target)
     return job
