@@ -23,7 +23,7 @@ from functools import partial
 from io import BufferedWriter
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct, field
 
@@ -160,6 +160,8 @@ FindDead = Callable[[], Mapping[str, str]]
 """Nodes whose machines are known not to run, and why: no wait brings them back. May take long;
 raises ClusterctlError or OSError where that is not told."""
 
+News = tuple[messages.FileHeader, bytes]
+"""What a node has sent of one of its files."""
 T = TypeVar("T")
 
 
@@ -172,8 +174,6 @@ class OutputFile(Struct):
     goal: int = 0
     stored: int = 0
     """How far its copy here is."""
-    facts: bytes = b""
-    """What has come of the state file."""
     copy: Path | None = None
     """What of it is stored here. It is opened only to write to it: a job may have thousands."""
 
@@ -182,6 +182,8 @@ class Watch(Struct, eq=False):
     """A node, and what is known of its files. Without a channel it is not asked."""
 
     node: str
+    place: str
+    """Who has the node's output: the launcher, or the node itself."""
     channel: Channel | None = None
     files: dict[str, OutputFile] = field(default_factory=dict)
     reconnected: int = 0
@@ -200,7 +202,7 @@ class Watch(Struct, eq=False):
     knows: bool = False
     """Whether the node was told how far we are in its files; it keeps that in mind."""
     buffer: bytearray = field(default_factory=bytearray)
-    news: list[FileNews] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
     """What has come of an answer."""
 
     def connect(self, channel: Channel | None) -> None:
@@ -210,7 +212,7 @@ class Watch(Struct, eq=False):
         self.buffer.clear()
         self.news.clear()
 
-    def take_answer(self) -> list[FileNews] | None:
+    def take_answer(self) -> list[News] | None:
         """What has come of the oldest question, once that is whole."""
         while (end := self.buffer.find(b"\n")) >= 0:
             line = bytes(self.buffer[:end])
@@ -223,11 +225,10 @@ class Watch(Struct, eq=False):
             self.is_bare = self.is_bare or line == BARE
             self.is_abandoned = self.is_abandoned or line == messages.ABANDONED
             if header := messages.read_header(line):  # else what a login shell says
-                name, offset, length, size = header
-                end, start = start, start + length
+                begin, start = start, start + header.length
                 if len(self.buffer) < start:
                     return None
-                self.news.append(FileNews(name, offset, bytes(self.buffer[end:start]), size))
+                self.news.append((header, bytes(self.buffer[begin:start])))
             del self.buffer[:start]
         return None
 
@@ -241,15 +242,6 @@ class _Absence(Struct):
     since: float = field(default_factory=now)
     due: float = field(default_factory=now)
     attempt: Future[Channel] | None = None
-
-
-class FileNews(NamedTuple):
-    """What a node has sent of one of its files: from `offset` on, and how large the file is."""
-
-    name: str
-    offset: int
-    data: bytes
-    size: int
 
 
 BARE = b"@@clusterctl-no-agent"
@@ -281,7 +273,7 @@ class Connections:
         report: Reporter,
         find_dead: FindDead | None,
     ) -> None:
-        self.watches = [Watch(name) for name in list_nodes(job, cluster)]
+        self.watches = [Watch(name, name) for name in list_nodes(job, cluster)]
         self.lost: dict[str, str] = {}
         self.reconnects = self.needs_launcher = True
         self.deadline = math.inf
@@ -291,20 +283,19 @@ class Connections:
         self._away: dict[str, _Absence] = {}
         self._find_dead, self._asked = find_dead, -math.inf
         self._question: Future[Mapping[str, str]] | None = None
-        self._saved: frozenset[str] = frozenset()
 
     def open(self) -> None:
         """Connects to all nodes. One that does not answer now is lost."""
-        channels: dict[str, Channel] = {}
-        self._saved = find_saved(self._job, self._cluster, self._pool)
+        saved = find_saved(self._job, self._cluster, self._pool)
+        by_name = {watch.node: watch for watch in self.watches}
 
         def connect(name: str) -> NodeResult:
-            channels[name] = self._open(name)
+            by_name[name].connect(self._open(by_name[name]))
             return NodeResult(node=name, exit_code=0)
 
-        results = self._pool.call_each(connect, [watch.node for watch in self.watches])
-        for watch in self.watches:
-            watch.connect(channels.get(watch.node))
+        for name in saved & by_name.keys():
+            by_name[name].place = self._launcher
+        results = self._pool.call_each(connect, list(by_name))
         for watch, result in zip(self.watches, results, strict=True):
             if result.error:
                 if self.needs_launcher and watch.node == self._launcher:
@@ -334,21 +325,21 @@ class Connections:
         return any(watch.asked for watch in self.watches)
 
     def _ask(self, watch: Watch, wait: float) -> None:
-        while watch.channel:
-            offsets = {} if watch.knows else {n: file.offset for n, file in watch.files.items()}
-            most = min(ANSWER, ANSWERS // len(self.watches))
-            question = messages.FollowQuestion(offsets, wait, most)
-            try:
-                watch.channel.send(messages.pack(*question), self._choose_timeout())
-            except OSError as error:
-                self.lose_or_reconnect(watch, error)
-                continue
-            watch.asked += 1
-            watch.wait, watch.knows = wait, True
-            watch.silence, watch.probed = -wait, False
+        watch.wait = wait
+        if watch.channel is None:
             return
+        offsets = {} if watch.knows else {n: file.offset for n, file in watch.files.items()}
+        most = min(ANSWER, ANSWERS // len(self.watches))
+        question = messages.FollowQuestion(offsets, wait, most)
+        try:
+            watch.channel.send(messages.pack(*question), self._choose_timeout())
+        except OSError as error:
+            return self._ask_again(watch, error)
+        watch.asked += 1
+        watch.knows = True
+        watch.silence, watch.probed = -wait, False
 
-    def read_answers(self) -> Iterator[tuple[Watch, list[FileNews]]]:
+    def read_answers(self) -> Iterator[tuple[Watch, list[News]]]:
         """Waits a little for answers of nodes that were asked, and gives those that are whole. One
         that breaks off is asked for again as a whole. TimeIsUpError."""
         self.check()
@@ -393,17 +384,11 @@ class Connections:
 
     def _equip(self, watch: Watch) -> None:
         """Brings our agent to a node that an older clusterctl has made ready."""
-        node, wait = self._cluster.node(self._describe_place(watch.node)), watch.wait
+        node, missing = self._cluster.node(watch.place), "our agent cannot be put there"
         placed = self._wait(lambda: submit.place_agent(node, self._pool))
-        missing = "our agent cannot be put there"
         if why := self._reopen(watch, missing) if placed.ok else f"{missing}: {placed.why}":
             return self._lose({watch.node: why})
-        self._ask(watch, wait)
-
-    def _ask_again(self, watch: Watch, error: OSError) -> None:
-        wait = watch.wait
-        self.lose_or_reconnect(watch, error)
-        self._ask(watch, wait)
+        self._ask(watch, watch.wait)
 
     def _bear_silence(self, watch: Watch) -> None:
         """What is done about a node that should have answered by now."""
@@ -419,7 +404,7 @@ class Connections:
     def check(self) -> None:
         """Raises the Ctrl-C that came meanwhile, and TimeIsUpError."""
         self._interrupts.check()
-        if self.deadline < math.inf and now() > self.deadline:
+        if now() > self.deadline:
             raise TimeIsUpError
 
     def _wait(self, action: Callable[[], T]) -> T:
@@ -431,30 +416,25 @@ class Connections:
 
     def _choose_timeout(self) -> float:
         """Seconds that a node may take now."""
-        if self.deadline == math.inf:
-            return ANSWER_TIMEOUT
         return max(GLANCE, min(ANSWER_TIMEOUT, self.deadline - now()))
 
-    def _open(self, name: str) -> Channel:
-        where = self._describe_place(name)
-        root = self._cluster.node(where).root
-        folder = f"{root}/jobs/{self._job.id}" + f"/saved/{name}" * (name in self._saved)
+    def _open(self, watch: Watch) -> Channel:
+        root = self._cluster.node(watch.place).root
+        folder = f"{root}/jobs/{self._job.id}"
+        if watch.place != watch.node:
+            folder += f"/saved/{watch.node}"
         agent = shlex.quote(assets.locate_agent(root))
         words = ["follow", folder]
         if not load_system(self._cluster.system).places_ranks:
             words.append(SHARED)
-        elif name == self._launcher:
+        elif watch.node == self._launcher:
             words.append(SUPERVISED)
         command = (
             # Behind the question: who asks would find the connection closed, and not read the word.
             f"[ -e {agent} ] || {{ read -r _; echo {BARE.decode()}; exit; }};"
             f" exec /bin/sh {agent} {shlex.join(words)}"
         )
-        return self._pool.find_transport(where).open(command, timeout=self._choose_timeout())
-
-    def _describe_place(self, name: str) -> str:
-        """Who has the node's output: the launcher, or the node itself."""
-        return self._launcher if name in self._saved else name
+        return self._pool.find_transport(watch.place).open(command, timeout=self._choose_timeout())
 
     # ----------------------------------------------------------------------------------- loss
 
@@ -464,18 +444,19 @@ class Connections:
         results = self._wait(lambda: self._pool.probe(names, timeout=PROBE))
         return {result.node: result.error for result in results if result.error}
 
-    def lose_or_reconnect(self, watch: Watch, error: OSError) -> None:
-        """A connection may end for reasons of its own, on a node that goes on working."""
-        why = str(error) or "no answer"
+    def _ask_again(self, watch: Watch, error: OSError) -> None:
+        """On another connection, if the node answers one: they end for reasons of their own."""
+        why = failed = str(error) or "no answer"
         gone = self._probe() if self.reconnects else {}
-        if not self.reconnects or isinstance(error, TimeoutError):
-            gone.setdefault(watch.node, why)
-        elif watch.node not in gone:
-            if failed := self._reopen(watch, why):
+        if watch.node not in gone:
+            if self.reconnects and not isinstance(error, TimeoutError):
+                failed = self._reopen(watch, why)
+            if failed:
                 gone[watch.node] = failed
             else:
                 self._report(f"reconnected to {watch.node}: {why}")
         self._lose(gone)
+        self._ask(watch, watch.wait)
 
     def _reopen(self, watch: Watch, why: str) -> str:
         """Gives the node another connection; why it has none. `why` it needs one."""
@@ -483,7 +464,7 @@ class Connections:
             return why
         self._hang_up(watch)
         try:
-            watch.connect(self._wait(lambda: self._open(watch.node)))
+            watch.connect(self._wait(lambda: self._open(watch)))
         except FAILURES as error:
             return describe_failure(error, ANSWER_TIMEOUT) or "no answer"
         watch.reconnected += 1
@@ -495,7 +476,7 @@ class Connections:
             watch.channel.close()
         watch.connect(None)
         if self.reconnects:
-            self._pool.find_transport(self._describe_place(watch.node)).close()
+            self._pool.find_transport(watch.place).close()
 
     def _lose(self, gone: Mapping[str, str]) -> None:
         """`gone`: why, by node."""
@@ -574,24 +555,26 @@ class Connections:
         """Goes on with the nodes that answer again, where it stopped; whether there are any.
         Raises as `check`."""
         self.check()
-        back, seconds = {}, 0.0
-        for name, absence in list(self._away.items()):
+        back, seconds = [], 0.0
+        for watch in self.watches:
+            absence = self._away.get(watch.node)
+            if absence is None:
+                continue
             if absence.attempt is None:
                 if now() >= absence.due:
-                    absence.attempt = run_in_background(partial(self._connect_anew, name))
+                    absence.attempt = run_in_background(partial(self._connect_anew, watch))
             elif absence.attempt.done():
                 try:
-                    back[name] = absence.attempt.result()
-                    seconds = max(seconds, now() - absence.since)
-                    del self._away[name]
+                    watch.connect(absence.attempt.result())
                 except FAILURES as error:
                     absence.why = describe_failure(error, ATTEMPT) or absence.why
                     absence.attempt, absence.due = None, now() + PAUSE
-        for watch in self.watches:
-            if watch.node in back:
-                watch.connect(back[watch.node])
+                    continue
                 watch.reconnected += 1
                 self.lost.pop(watch.node, None)
+                del self._away[watch.node]
+                back.append(watch.node)
+                seconds = max(seconds, now() - absence.since)
         if back:
             self._report(f"reconnected to {shorten(sorted(back))} after {seconds:.0f} s")
         if self.needs_launcher and (absent := self._away.get(self._launcher)):
@@ -600,10 +583,10 @@ class Connections:
                 raise self._give_up(absent.why)
         return bool(back)
 
-    def _connect_anew(self, name: str) -> Channel:
+    def _connect_anew(self, watch: Watch) -> Channel:
         """For a node that was away. Raises FAILURES."""
-        self._pool.find_transport(self._describe_place(name)).connect(ATTEMPT)
-        return self._open(name)
+        self._pool.find_transport(watch.place).connect(ATTEMPT)
+        return self._open(watch)
 
 
 def _drop(attempt: Future[Channel]) -> None:
@@ -636,8 +619,6 @@ def note_fetched(job: Job, cluster: Cluster, pool: Pool, what: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# When a follower asks whether anybody still looks after its job.
-
 
 STILL = 300.0
 """Seconds without output of a running job after which that is said."""
@@ -645,41 +626,6 @@ SUSPICION = 5.0
 """Seconds of silence after which the queue of a batch system is asked."""
 LONGEST, BACKOFF = 60.0, 1.5
 """The longest time between such questions, and how much longer each is than the one before."""
-
-
-class Patience(Struct):
-    """When to ask a queue for the job, and when to tell people that it is silent."""
-
-    patience: float = SUSPICION
-    last_output: float = field(default_factory=now)
-    asked: float = field(default_factory=now)
-    told: float = 0.0
-    """The silence that was told last began then."""
-
-    def should_tell(self, at: float) -> bool:
-        """Whether nothing has come for long, and that was not said yet."""
-        if self.told == self.last_output or at - self.last_output < STILL:
-            return False
-        self.told = self.last_output
-        return True
-
-    def note_look(self, moved: int, at: float) -> None:
-        """A look that saw news or did not."""
-        if moved:
-            self.last_output, self.patience = at, SUSPICION
-
-    def should_ask(self, at: float) -> bool:
-        """Whether it is time to ask."""
-        quiet = at - max(self.last_output, self.asked)
-        if quiet <= self.patience and at - self.asked <= LONGEST:
-            return False
-        self.asked = at
-        self.patience = min(self.patience * BACKOFF, LONGEST)
-        return True
-
-
-# -------------------------------------------------------------------------------------------------
-
 LAST = 20.0
 """Seconds that workers which were lost have to answer again when the job has ended without them."""
 
@@ -714,6 +660,7 @@ class Follower:
         self._file: BufferedWriter | None = None
         self._nodes = Connections(job, cluster, pool, interrupts, report, find_dead)
         self._report = report
+        self._state = b""
         self._told = ""
         self._keep = False
 
@@ -775,32 +722,30 @@ class Follower:
 
     def _wait_for_end(self) -> Iterator[list[Piece]]:
         """Asks all nodes again and again until the job has ended."""
-        clock = Patience()
+        heard = asked = now()
+        told, patience = 0.0, SUSPICION
         while not self.job.state.ended:
             self._nodes.welcome_back()
             self._nodes.ask_all(WAIT)
             moved = yield from self._pass_on(seal=False)
-            at = now()
-            clock.note_look(moved, at)
-            if self._nodes.launcher_is_away:
-                clock.last_output = at  # nobody knows what it has to say
-            elif self._nodes.is_abandoned() or (
-                not self._system.places_ranks and clock.should_ask(at)
-            ):
-                age = clock.patience  # all who follow jobs share what the queue says
-                self.job = control.refresh(self.job, self._cluster, self._pool, age=age)
+            at, away = now(), self._nodes.launcher_is_away
+            if moved or away:  # nobody knows what a launcher that is away has to say
+                heard, patience = at, SUSPICION
+            quiet = at - max(heard, asked) > patience or at - asked > LONGEST
+            if self._nodes.is_abandoned() or (quiet and not (away or self._system.places_ranks)):
+                asked, patience = at, min(patience * BACKOFF, LONGEST)
+                # All who follow jobs share what the queue says.
+                self.job = control.refresh(self.job, self._cluster, self._pool, age=patience)
             self._report_wait()
-            if self.job.state is JobState.RUNNING and clock.should_tell(at):
-                self._tell_silence()
+            silent = at - heard >= STILL and told != heard
+            if silent and self.job.state is JobState.RUNNING:
+                told = heard
+                self._report(
+                    f"job {self.job.id} has written nothing for {STILL / 60:g} minutes;"
+                    f" `clusterctl doctor {self.job.id}` shows what its ranks are doing"
+                )
             if not moved:
                 yield []
-
-    def _tell_silence(self) -> None:
-        job, minutes = self.job.id, f"{STILL / 60:g} minutes"
-        self._report(
-            f"job {job} has written nothing for {minutes};"
-            f" `clusterctl doctor {job}` shows what its ranks are doing"
-        )
 
     def _read_rest(self) -> Iterator[list[Piece]]:
         """Reads the files as far as they go now, also of nodes that are back soon."""
@@ -851,27 +796,29 @@ class Follower:
         """What nodes answer within a moment; returns how many bytes of news that were."""
         moved = 0
         for watch, news in self._nodes.read_answers():
-            moved += sum(len(answer.data) for answer in news)
+            moved += sum(len(data) for _, data in news)
             if shown := self._keep_news(watch, news, seal and not watch.asked):
                 began = now()
                 yield shown
                 self._nodes.deadline += now() - began  # a reader may take its time
         return moved
 
-    def _keep_news(self, watch: Watch, news: list[FileNews], seal: bool) -> list[Piece]:
+    def _keep_news(self, watch: Watch, news: list[News], seal: bool) -> list[Piece]:
         """Stores what has come; returns what is to be shown of it. `seal`: as in `_ask_all`."""
         pieces: list[Piece] = []
-        for name, offset, data, size in news:
-            file = self._find_file(watch, name)
+        for header, data in news:
+            file = self._find_file(watch, header.name)
             if file is None:
                 continue
-            file.offset = offset + len(data)
-            file.goal = size if seal else file.goal
+            file.offset = header.start + len(data)
+            file.goal = header.size if seal else file.goal
             if file.stream == "state":
-                self._apply(file, data)
+                self._state += data
+                whole = self._state.rpartition(b"\n")[0]
+                self.job = verdict.judge(self.job, whole.decode(errors="replace"))
             else:
-                pieces += self._store(watch, file, offset, data)
-        names = {answer.name for answer in news}
+                pieces += self._store(watch, file, header.start, data)
+        names = {header.name for header, _ in news}
         for name, file in watch.files.items():
             if name not in names:
                 file.goal = file.offset  # all there is, also of a file that was cut off meanwhile
@@ -904,19 +851,13 @@ class Follower:
                 return None
             file = OutputFile(None, "state")
         else:
-            match = records.FILE.fullmatch(name)
-            if match is None:
+            found = records.read_name(name)
+            if found is None:
                 return None
-            rank = None if match["agent"] else int(match["number"])
-            file = OutputFile(rank, "stdout" if match["stream"] == "out" else "stderr")
+            file = OutputFile(*found)
             if self._keep:
                 file.copy = self._folder / watch.node / name.removeprefix("out/")
                 with explain_write_errors(file.copy):
                     file.copy.parent.mkdir(mode=0o700, exist_ok=True)
         watch.files[name] = file
         return file
-
-    def _apply(self, file: OutputFile, data: bytes) -> None:
-        file.facts += data
-        whole, _, _ = file.facts.rpartition(b"\n")
-        self.job = verdict.judge(self.job, whole.decode(errors="replace"))

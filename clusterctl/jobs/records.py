@@ -126,7 +126,7 @@ BLOCK = 4096
 KEPT_SECONDS = 90 * 86400
 """The output of the last KEPT_JOBS jobs is kept, and that of others for so long."""
 _REMOVED = "out-removed"
-FILE = re.compile(r"out/(?:rank|(?P<agent>agent))-(?P<number>\d+)\.(?P<stream>out|err)")
+_FILE = re.compile(r"out/(rank|agent)-(\d+)\.(out|err)")
 """The name of such a file in a job's folder."""
 
 
@@ -138,6 +138,15 @@ class Piece(Struct, frozen=True):
     node: str
     stream: str
     data: bytes
+
+
+def read_name(name: str) -> tuple[int | None, str] | None:
+    """Rank and stream of such a file, as a Piece has them; None for any other file."""
+    match = _FILE.fullmatch(name)
+    if match is None:
+        return None
+    rank = int(match[2]) if match[1] == "rank" else None
+    return rank, "stdout" if match[3] == "out" else "stderr"
 
 
 def read_cuts(path: Path) -> list[tuple[int, int]]:
@@ -216,13 +225,9 @@ def was_removed(folder: Path) -> bool:
 def read_stored(folder: Path) -> Iterator[list[Piece]]:
     """The output that the state home has, file by file: all there is once the cluster is gone."""
     for path in sorted(folder.glob("out/*/*-*.*"), key=_make_sort_key):
-        match = FILE.fullmatch(f"out/{path.name}")
-        if match is None:
-            continue
-        rank = None if match["agent"] else int(match["number"])
-        stream = "stdout" if match["stream"] == "out" else "stderr"
-        for chunk, _ in read_log(path):
-            yield [Piece(rank, path.parent.name, stream, chunk)]
+        if found := read_name(f"out/{path.name}"):
+            for chunk, _ in read_log(path):
+                yield [Piece(found[0], path.parent.name, found[1], chunk)]
 
 
 def is_complete(folder: Path) -> bool:
