@@ -562,17 +562,13 @@ _TIME_IS_UP = "enforced h_rt"
 def _check_points(spec: JobSpec) -> None:
     """Raises UsageError for options that mean nothing to an array, whose tasks the queue starts."""
     hostfile.check_sweep(spec)
-    for name, value in (
-        ("--nodes", spec.nodes),
-        ("--timeout", spec.timeout),
-        ("--pass-signal", spec.pass_signal),
-    ):
-        if value:
-            raise UsageError(
-                f"{name} cannot be combined with --sweep or --array on a batch system:"
-                " each point is a task of its array",
-                hint="--time limits each point" if name == "--timeout" else "leave it out",
-            )
+    given = {"nodes": spec.nodes, "timeout": spec.timeout, "pass-signal": spec.pass_signal}
+    for name in (name for name, value in given.items() if value):
+        raise UsageError(
+            f"--{name} cannot be combined with --sweep or --array on a batch system:"
+            " each point is a task of its array",
+            hint="leave it out; --time limits each point",
+        )
 
 
 @lru_cache(maxsize=1)  # each of a thousand jobs reads the same text

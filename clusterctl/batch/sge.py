@@ -30,13 +30,11 @@ GPUS = re.compile("(n|num_?)?gpus?|gpu_?(cards?|devs?|devices?|num|count)|cuda",
 MAIL = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "bea", "NONE": "n"}
 
 
-def parse_seconds(text: str) -> int:
+def _check_time(text: str) -> str:
     """`12:00:00`. Slurm would read a bare number as minutes, Grid Engine as seconds."""
-    match = re.fullmatch(r"(\d+):(\d\d?):(\d\d?)", text)
-    if match is None:
+    if not re.fullmatch(r"\d+:\d\d?:\d\d?", text):
         raise UsageError(f"--time {text!r} is not HOURS:MINUTES:SECONDS", hint="--time 12:00:00")
-    hours, minutes, rest = map(int, match.groups())
-    return hours * 3600 + minutes * 60 + rest
+    return text
 
 
 def translate_mail_type(text: str) -> str:
@@ -55,7 +53,7 @@ def translate_mail_type(text: str) -> str:
 OPTIONS: Sequence[tuple[str, str, Callable[[str], str]]] = (
     ("pe", "-pe ", lambda text: " ".join(check_value("-pe", word) for word in text.split())),
     ("l", "-l ", partial(check_value, "-l")),
-    ("time", "-l h_rt=", lambda text: str(parse_seconds(text))),
+    ("time", "-l h_rt=", _check_time),
     ("mail-type", "-m ", translate_mail_type),
     ("queue", "-q ", partial(check_value, "--queue")),
     ("project", "-P ", partial(check_value, "--project")),
@@ -67,10 +65,7 @@ OPTIONS: Sequence[tuple[str, str, Callable[[str], str]]] = (
 ARGUMENT = "qsub-arg"
 WAITS = "-sync +y\\w*|-verify|-help|-w +v"
 
-GONE: dict[str, JobState] = {
-    "CANCELLED": JobState.CANCELLED,
-    "FAILED": JobState.FAILED,
-}
+GONE = {"CANCELLED": JobState.CANCELLED, "FAILED": JobState.FAILED}
 
 
 class Sge(QueueSystem):
@@ -220,11 +215,9 @@ def count_slots(spec: JobSpec) -> int:
 
 def find_time_limit(spec: JobSpec) -> int:
     """Seconds until the job is killed: `--time`, or h_rt in `-l`; 0 where none was asked for."""
-    if "time" in spec.native:
-        return parse_seconds(spec.native["time"])
-    match = re.search(r"\bh_rt=(\d+)(?::(\d+):(\d+))?(?:,|$)", spec.native.get("l", ""))
-    if match is None:
-        return 0
-    if match[2] is None:
-        return int(match[1])
-    return int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])
+    given = f"h_rt={spec.native['time']}" if "time" in spec.native else spec.native.get("l", "")
+    match = re.search(r"\bh_rt=(?:(\d+):(\d+):)?(\d+)(?:,|$)", given)
+    hours, minutes, seconds = (
+        (int(number or 0) for number in match.groups()) if match else (0, 0, 0)
+    )
+    return hours * 3600 + minutes * 60 + seconds

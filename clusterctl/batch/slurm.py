@@ -37,48 +37,48 @@ ARGUMENT = "sbatch-arg"
 WAITS = "-W|--wait|--test-only"
 UNFIT = f"{WAITS}|-Q|--quiet|-h|--help|--usage|-V|--version"
 
-QUEUE: dict[str, JobState] = {
-    "PENDING": JobState.QUEUED,
-    "CONFIGURING": JobState.QUEUED,
-    "REQUEUED": JobState.QUEUED,
-    "REQUEUE_FED": JobState.QUEUED,
-    "REQUEUE_HOLD": JobState.QUEUED,
-    "RESV_DEL_HOLD": JobState.QUEUED,
-    "SPECIAL_EXIT": JobState.QUEUED,
-}
+WAITING = [
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+]
 """Every other state of a job that squeue lists is some kind of running."""
 
-HOPELESS = re.compile(
+ADVICE = {
     r"BadConstraints|PartitionConfig|PartitionTimeLimit|Invalid(Account|QOS)|MaxMemPerLimit"
     r"|(Account|QOS)NotAllowed|DependencyNeverSatisfied|ReservationDeleted"
-    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?"
-)
-"""Reasons for which a job waits that no free node will end.
+    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?": queue.HOPELESS,
+    "Partition(Down|Inactive)": "closed by the site: `scontrol show partition` shows what is open",
+    "PartitionNodeLimit": "more nodes than its partition has up or allows: if it never has that"
+    " many, waiting does not help; `scontrol show partition` shows them",
+    "JobHeld(Admin|User)|JobHoldMaxRequeue": "held: `scontrol release` on the login node"
+    " releases it",
+}
+"""What to do about reasons for which a job waits that no free node will end.
 https://slurm.schedmd.com/job_reason_codes.html"""
-CLOSED = re.compile("Partition(Down|Inactive)")
-TOO_MANY = re.compile("PartitionNodeLimit")
-HELD = re.compile("JobHeld(Admin|User)|JobHoldMaxRequeue")
 
 GONE: dict[str, JobState] = {
     "CANCELLED": JobState.CANCELLED,
-    "TIMEOUT": JobState.TIMEOUT,
-    "DEADLINE": JobState.TIMEOUT,
-    "FAILED": JobState.FAILED,
-    "BOOT_FAIL": JobState.FAILED,
-    "LAUNCH_FAILED": JobState.FAILED,
-    "NODE_FAIL": JobState.FAILED,
-    "OUT_OF_MEMORY": JobState.FAILED,
-    "PREEMPTED": JobState.FAILED,
-    "REVOKED": JobState.FAILED,
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), JobState.TIMEOUT),
+    **dict.fromkeys(
+        [
+            "FAILED",
+            "BOOT_FAIL",
+            "LAUNCH_FAILED",
+            "NODE_FAIL",
+            "OUT_OF_MEMORY",
+            "PREEMPTED",
+            "REVOKED",
+        ],
+        JobState.FAILED,
+    ),
 }
 
-SRUN = (
-    (
-        "SLURM_PMIX_FENCE",
-        "ring",
-        "srun: PMIx barriers wait for all nodes; without it, MPI_Init may crash",
-    ),
-)
+FENCE = "srun: PMIx barriers wait for all nodes; without it, MPI_Init may crash"
 """By default, Slurm's PMIx plug-in runs fences that carry data as a ring and all others as a tree.
 The tree has no branches in a step with fewer nodes than TreeWidth (50): every node takes itself for
 the root (`width > num_nodes` in src/slurmd/common/reverse_tree_math.c) and lets its own ranks go at
@@ -112,7 +112,7 @@ class Slurm(QueueSystem):
     )
     threads = ("OMP_NUM_THREADS=$((SLURM_CPUS_ON_NODE / LOCAL_WORLD_SIZE))",)
     launchers = ("auto", "mpirun", "srun")
-    native_env = SRUN
+    native_env = (("SLURM_PMIX_FENCE", "ring", FENCE),)
     without_mpi = "--mpi none"
 
     def check(self, spec: JobSpec) -> None:
@@ -260,18 +260,9 @@ class Slurm(QueueSystem):
         return super().name_passed(spec, read_signal(spec)[0] if signal == "USR1" else "TERM")
 
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
-        if HOPELESS.fullmatch(reason):
-            reason += f" ({queue.HOPELESS})"
-        elif CLOSED.fullmatch(reason):
-            reason += " (closed by the site: `scontrol show partition` shows what is open)"
-        elif TOO_MANY.fullmatch(reason):
-            reason += (
-                " (more nodes than its partition has up or allows: if it never has that many,"
-                " waiting does not help; `scontrol show partition` shows them)"
-            )
-        elif HELD.fullmatch(reason):
-            reason += " (held: `scontrol release` on the login node releases it)"
-        return QUEUE.get(state, JobState.RUNNING), reason
+        advice = [text for pattern, text in ADVICE.items() if re.fullmatch(pattern, reason)]
+        why = f"{reason} ({advice[0]})" if advice else reason
+        return (JobState.QUEUED if state in WAITING else JobState.RUNNING), why
 
     def interactive_argv(
         self, spec: JobSpec, cluster: Cluster, words: Sequence[str]

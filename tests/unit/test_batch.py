@@ -132,7 +132,7 @@ def test_what_the_other_seed_asks_of_grid_engine() -> None:
     made = batch_job("sge", native={**native, "mail-type": "BEGIN,END", "time": "1:00:00"})
     assert made.ranks == 4
     lines = sge.Sge().directives(made.spec, made.id)
-    for line in ("-pe mpi 4", "-l h_vmem=15G", "-q all.q", "-P p", "-m be", "-l h_rt=3600"):
+    for line in ("-pe mpi 4", "-l h_vmem=15G", "-q all.q", "-P p", "-m be", "-l h_rt=1:00:00"):
         assert line in lines
     assert _plan(made)["warn_after"] == 3540
 
