@@ -164,6 +164,7 @@ def test_a_live_status_names_nodes_whose_agent_has_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = lab(tmp_path / "nodes")
+    monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
     name = f"agent-{os.getpid()}.sh"
     monkeypatch.setattr(deadlines, "AGENT", name)
     provide(monkeypatch, "local", Running())
@@ -235,6 +236,7 @@ def test_up_names_nodes_that_keep_another_deadline_or_none(
 ) -> None:
     """As a machine image does that was made from a node, or that keeps no files of user data."""
     staged = lab(tmp_path / "nodes")
+    monkeypatch.setattr(deadlines, "FILE", str(tmp_path / "deadline"))
 
     def troubles(deadline: float | None) -> tuple[str, ...]:
         made = replace(staged.where, deadline=deadline)
