@@ -202,19 +202,6 @@ def test_regions_that_the_account_may_have_besides_are_not_said_to_be_empty(
     assert call("gc", "--dry-run", "--region", "us-east-1").code == 0, "nobody has to tell then"
 
 
-def test_a_region_that_hangs_is_named_and_keeps_no_other_waiting(
-    account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gc, "SEARCH_LIMIT", 1.0)
-    account.enabled, account.hangs = REGIONS[:2], "ap-south-1"
-    said = call("gc", "--dry-run", "--json", "--region", "ap-south-1", "--region", "eu-west-1")
-    assert said.code == 3
-    assert said.document["regions"] == ["eu-west-1"]
-    assert (
-        "region ap-south-1 could not be searched: no answer from ap-south-1 within 1 s" in said.err
-    )
-
-
 def test_regions_that_hang_and_that_refuse_at_once_are_both_named(
     account: Account, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,16 +58,6 @@ def test_without_a_snapshot_nothing_is_added(site: Site) -> None:
     assert f"clusterctl: starting without --resume {{snapshot}}: {why} --keep-files" in told
 
 
-def test_a_program_whose_snapshots_have_other_names_starts_without(site: Site) -> None:
-    """Nobody would know why it starts from the beginning."""
-    job = site.ended(
-        site.submit(1, tries("echo it >a.npz"), BOTH, retries=1, resume_args="--resume {snapshot}")
-    )
-    assert job.state is JobState.SUCCEEDED
-    told = (site.folder("worker-1", 1) / "out/rank-0.err").read_text()
-    assert "starting without --resume {snapshot}: there is no snapshot among the outputs" in told
-
-
 def test_a_folder_comes_with_all_that_is_in_it(site: Site) -> None:
     """What a rank has written there itself stays."""
     script = (
