@@ -30,7 +30,7 @@ from tests.e2e.cli import Cli, Done, Running, Traces, kill_node, of_job, tagged,
 from tests.e2e.test_dead_worker import TRAINS, undisturbed
 
 STEPS = 60
-PROGRAM = TRAINS.replace("< 100", f"< {STEPS}").replace("sleep(0.1)", "sleep(0.05)")
+PROGRAM = TRAINS.replace("< 50", f"< {STEPS}").replace("sleep(0.1)", "sleep(0.05)")
 assert str(STEPS) in PROGRAM
 LAUNCHER, WORKERS = ("launcher",), ("worker-1", "worker-2")
 ALL = (*LAUNCHER, *WORKERS)

@@ -20,7 +20,7 @@ if world.rank == 0 and os.path.exists("snapshot"):
         state = json.load(file)
 state = world.bcast(state)
 print("from", state[0], flush=True)
-while state[0] < 100:
+while state[0] < 50:
     together = world.Ibarrier()  # who waits for a rank that is gone waits asleep
     while not together.Test():
         time.sleep(0.02)
@@ -41,7 +41,7 @@ ASKS = ASKS.replace('open("snapshot")', "open(sys.argv[2])").replace("json, os,"
 """The same with an option for its snapshot, which it does not look for."""
 
 
-def undisturbed(steps: int = 100) -> str:
+def undisturbed(steps: int = 50) -> str:
     """What TRAINS prints at last."""
     state: list[object] = [0, ""]
     for step in range(steps):
