@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.state.home import name_client
 from tests.e2e.cli import Done
 from tests.ec2.conftest import OUTSIDE, SAVES, World
@@ -175,4 +176,4 @@ def check_the_way_in(world: World, record: dict[str, Any]) -> None:
         shown = world.ec2.machine(node["name"]).run("cut", "-d ", "-f1,2", key).stdout
         assert shown.strip() in known
         assert known.count(node["address"] + " ") == 1
-    assert not list((world.home / "clusters/default/ec2/boot-keys").iterdir())
+    assert not HostKeys(world.home / "clusters/default").booting

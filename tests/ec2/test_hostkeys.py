@@ -190,8 +190,10 @@ def test_a_node_cut_off_after_any_line_goes_on(lab: Lab, step: str) -> None:
         with one.keys.open_pool([node]) as pool:
             if step == "switch":
                 [prepared] = pool.run(AS_ROOT, stdin=script("prepare").encode(), timeout=SECONDS)
-                both = {one.name: [one.first, prepared.text.strip()]}
-                (one.folder / "ec2" / "host-keys.json").write_text(json.dumps(both))
+                path = one.folder / "ec2" / "host-keys.json"
+                kept = json.loads(path.read_text())
+                kept["known"][one.name].append(prepared.text.strip())
+                path.write_text(json.dumps(kept))
                 one.keys.write([node])
             cut = "\n".join([*lines[:place], "kill -9 $$", *lines[place:]])
             pool.run(AS_ROOT, stdin=cut.encode(), timeout=SECONDS)

@@ -195,7 +195,8 @@ def test_host_keys_of_a_new_namesake_are_new(tmp_path: Path) -> None:
     )
     assert store.make_boot_keys(["worker-1"], living=("worker-1",))["worker-1"] == first
     on_record = tmp_path / "ec2" / "host-keys.json"
-    on_record.write_text(json.dumps({"worker-1": ["ssh-ed25519 ROTATED"]}))
+    kept = json.loads(on_record.read_text())
+    on_record.write_text(json.dumps({**kept, "known": {"worker-1": ["ssh-ed25519 ROTATED"]}}))
     second = store.make_boot_keys(["worker-1"], living=())["worker-1"]
     assert second != first
     assert store.known == {"worker-1": (second.public,)}

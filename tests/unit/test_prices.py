@@ -193,16 +193,15 @@ def test_private_workers_cost_a_nat_gateway_and_no_addresses() -> None:
     assert not [i for i in prices.build_charges(MACHINES, silent, 0.0) if i.part in NETWORK_PARTS]
 
 
-def test_what_a_region_charges_per_hour() -> None:
-    live = {**LIVE, prices.NAT: 0.052}
-    found = prices.find_rates(Aws(live, region="eu-central-1"), {KNOWN, "m7.unheard"})
-    assert found == {
-        **{KNOWN: 2.0, "m7.unheard": None, prices.DISK: 0.1 / 730, prices.ADDRESS: 0.006},
-        **{prices.NAT: 0.052, prices.NAT_TRAFFIC: None, prices.TRAFFIC: None},
-        prices.THROUGHPUT: None,
-    }
-    found = prices.find_rates(Aws(LIVE, silent=True, region="eu-central-1"), {KNOWN})
-    assert set(found.values()) == {None}
+def test_one_price_is_unknown_where_nobody_tells_it() -> None:
+    """Of a spot instance no table has one: that of its type on demand is another."""
+    elsewhere = Aws({KNOWN: 9.0}, {(KNOWN, ZONE): 0.2}, region="eu-central-1")
+    assert prices.find_quote(elsewhere, KNOWN).dollars == 9.0
+    assert prices.find_quote(elsewhere, KNOWN, ZONE).dollars == 0.2
+    assert prices.find_quote(elsewhere, "m7.unheard") == Quote(None, "unknown")
+    silent = Aws(silent=True)
+    assert prices.find_quote(silent, KNOWN).dollars == LISTED
+    assert prices.find_quote(silent, KNOWN, ZONE) == Quote(None, "unknown")
 
 
 def test_what_costs_more_per_hour_than_agreed_is_refused() -> None:

@@ -95,21 +95,12 @@ def apply(
 
     Raises TerraformError, and LeftoverError as `remove_unknown` does.
     """
-
-    new = len(variables["user_data"])
-
-    def apply_once() -> dict[str, Any]:
-        return runner.apply(
-            variables,
-            spec.make_reporter(report, nodes),
-            parallelism=spec.choose_parallelism(new),
-            may_go=may_go(),
-        )
-
+    at_a_time = spec.choose_parallelism(len(variables["user_data"]))
     known, tidied = len(runner.list_resources()), False
     while True:
+        show = spec.make_reporter(report, nodes)
         try:
-            return apply_once()
+            return runner.apply(variables, show, parallelism=at_a_time, may_go=may_go())
         except TerraformError as error:
             said = [item.text for item in error.diagnostics]
             before, known = known, len(runner.list_resources())
@@ -224,19 +215,16 @@ def _destroy_known(api: Api, cluster: Cluster, folder: Path, report: Reporter) -
         resources = runner.list_resources()
         if not resources:
             return
+        state, why = spec.load_state(folder), ""
         if remove.is_managed(api, cluster.id):
-            report("AWS has endpoints of its own in the cluster's VPC; removing by tag")
-            return
-        state = spec.load_state(folder)
-        if state and state.unfinished:
+            why = "AWS has endpoints of its own in the cluster's VPC"
+        elif state and state.unfinished:
             # Terraform would wait for a network that is held by what it does not know.
-            report(
-                "the last `up` did not finish: AWS may have more than Terraform knows; removing by"
-                " tag"
-            )
-            return
-        if unknown := [i for i in find_instances(api, cluster.id) if i.id not in runner.state]:
-            report(f"{_name_all(unknown)}: not in Terraform's state; removing by tag")
+            why = "the last `up` did not finish: AWS may have more than Terraform knows"
+        elif unknown := [i for i in find_instances(api, cluster.id) if i.id not in runner.state]:
+            why = f"{_name_all(unknown)}: not in Terraform's state"
+        if why:
+            report(f"{why}; removing by tag")
             return
         runner.init()
         at_a_time = spec.choose_parallelism(len(resources))

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct, field
 
 from clusterctl.core import assets, keys
 from clusterctl.core.clock import now
@@ -47,13 +48,18 @@ PAUSES = (0.02, 0.5)
 
 _AS_ROOT = "exec sudo -n /bin/sh -s"
 
-KnownKeys = dict[str, tuple[str, ...]]
-"""By node: the public keys that it may show, the newest last."""
-
 _CLOSED = (
     "; check that your own network allows outgoing SSH (port 22): where it does not, make the"
     ' cluster with --instance-connect (docs/ec2.md, "Where SSH is closed")'
 )
+
+
+class _Keys(Struct):
+    """By node: the public keys that it may show, the newest last; and the pair that it was made
+    with, as long as it still shows that, or may show it."""
+
+    known: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    boot: dict[str, keys.KeyPair] = field(default_factory=dict)
 
 
 class HostKeys:
@@ -64,42 +70,47 @@ class HostKeys:
         self._file = folder / "ec2" / "host-keys.json"
         self.known_hosts = folder / "ssh" / "known_hosts"
 
-    @property
-    def known(self) -> KnownKeys:
+    def _read(self) -> _Keys:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=KnownKeys)
+            return msgspec.json.decode(self._file.read_bytes(), type=_Keys)
         except (FileNotFoundError, msgspec.DecodeError):
-            return {}  # of a file that is damaged we know as little
+            return _Keys()  # of a file that is damaged we know as little
+
+    def _save(self, kept: _Keys) -> None:
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(self._file, msgspec.json.encode(kept))
+
+    @property
+    def known(self) -> dict[str, tuple[str, ...]]:
+        return self._read().known
 
     @property
     def booting(self) -> frozenset[str]:
         """Nodes that still show, or may show, the key that they were made with."""
-        folder = self._folder / "ec2" / "boot-keys"
-        return frozenset(path.stem for path in folder.glob("*.pub"))
+        return frozenset(self._read().boot)
 
     def make_boot_keys(
         self, names: Sequence[str], living: Collection[str]
     ) -> dict[str, keys.KeyPair]:
         """The pairs that these nodes boot with. What was known of a namesake of a node that is not
         `living` is void: its machine will be a new one."""
-        known = self.known
-        pairs = {}
+        kept = self._read()
         for name in names:
-            path = self._locate_boot_key(name)
-            fresh = name not in living
-            if fresh and name in known and known[name] != (_read_public(path),):
-                self._drop_boot(name)
-            pairs[name] = keys.ensure_pair(path)
+            pair, fresh = kept.boot.get(name), name not in living
+            if pair is None or (fresh and kept.known.get(name, (pair.public,)) != (pair.public,)):
+                pair = kept.boot[name] = keys.generate()
             if fresh:
-                known[name] = (pairs[name].public,)
-        self._save(known)
-        return pairs
+                kept.known[name] = (pair.public,)
+        self._save(kept)
+        return {name: kept.boot[name] for name in names}
 
     def forget(self, names: Sequence[str]) -> None:
         """Drops nodes that are gone."""
+        kept = self._read()
         for name in names:
-            self._drop_boot(name)
-        self._save({name: known for name, known in self.known.items() if name not in names})
+            kept.known.pop(name, None)
+            kept.boot.pop(name, None)
+        self._save(kept)
 
     def write(self, nodes: Sequence[Node]) -> None:
         """known_hosts for these nodes, where they are now."""
@@ -138,27 +149,27 @@ class HostKeys:
 
     def _rotate(self, pool: Pool, nodes: Sequence[Node]) -> None:
         """Nodes that have been through are not asked, and keep their connections."""
-        names = [node.name for node in nodes if self._locate_boot_key(node.name).exists()]
+        kept = self._read()
+        names = [node.name for node in nodes if node.name in kept.boot]
         if not names:
             return
         printed = self._require_all(
             pool.run(_AS_ROOT, names, stdin=_render_step("prepare"), timeout=STEP_TIMEOUT)
         )
         new = {result.node: result.text.strip() for result in printed}
-        known = self.known
-        both = {
-            name: tuple(dict.fromkeys((*known.get(name, ()), key))) for name, key in new.items()
-        }
-        self._save({**known, **both})
+        for name, key in new.items():
+            kept.known[name] = tuple(dict.fromkeys((*kept.known.get(name, ()), key)))
+        self._save(kept)
         self.write(nodes)
         self._require_all(
             pool.run(_AS_ROOT, names, stdin=_render_step("switch"), timeout=STEP_TIMEOUT)
         )
         self._prove(pool, new)
-        self._save({**self.known, **{name: (key,) for name, key in new.items()}})
+        for name, key in new.items():
+            kept.known[name] = (key,)
+            del kept.boot[name]
+        self._save(kept)
         self.write(nodes)
-        for name in names:
-            self._drop_boot(name)
 
     def _prove(self, pool: Pool, new: Mapping[str, str]) -> None:
         """Connects anew; nodes have to show the new key. The launcher's connection, which carries
@@ -255,25 +266,6 @@ class HostKeys:
             identity=self._folder / "ssh" / "user",
             known_hosts=self.known_hosts,
         )
-
-    def _locate_boot_key(self, name: str) -> Path:
-        return self._folder / "ec2" / "boot-keys" / name
-
-    def _drop_boot(self, name: str) -> None:
-        path = self._locate_boot_key(name)
-        path.unlink(missing_ok=True)
-        path.with_name(f"{name}.pub").unlink(missing_ok=True)
-
-    def _save(self, known: Mapping[str, Sequence[str]]) -> None:
-        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(self._file, msgspec.json.encode(known))
-
-
-def _read_public(path: Path) -> str:
-    try:
-        return path.with_name(path.name + ".pub").read_text().strip()
-    except FileNotFoundError:
-        return ""
 
 
 def _render_step(name: str) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def list_things(api: Api, cluster: Cluster, folder: Path | None) -> tuple[Thing,
     if cluster.spec.cloud.spot:
         known = {thing.id for look in ledger.read_looks(folder) for thing in look.things}
         new = [item for item in found if item.id not in known and item.node not in ("", LAUNCHER)]
-        quotes = _quote(api, new)
+        ask = cache(partial(prices.find_quote, api))
+        quotes = {one.id: ask(one.type, *[one.zone] * one.spot) for one in new}
         machines = [
             replace(one, hourly=quote.dollars, source=quote.source)
             if (quote := quotes.get(one.id))
@@ -82,21 +84,6 @@ def _read(item: Instance, guarded: bool) -> Thing:
         lasts=state == "off" and not guarded,
         item=item.type,
     )
-
-
-def _quote(api: Api, new: Sequence[Instance]) -> dict[str, prices.Quote]:
-    """What each of these instances costs, by its id."""
-    found = {}
-    for zone in sorted({item.zone if item.spot else "" for item in new}):
-        mine = [item for item in new if (item.zone if item.spot else "") == zone]
-        types = {item.type for item in mine}
-        asked, zones = (types, (zone,)) if zone else ((), ())
-        quotes = prices.find_quotes(
-            api, () if zone else types, spot=asked, zones=zones, report=lambda line: None
-        )
-        for item in mine:
-            found[item.id] = quotes[prices.name_worker_row(item.type) if zone else item.type]
-    return found
 
 
 def _list_network(api: Api, cluster: Cluster, guarded: bool) -> Iterator[Thing]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
@@ -48,13 +48,18 @@ def look_up_fallback(item: str, region: str) -> Quote:
     return Quote(known.dollars, f"{known.source}, read {known.date}")
 
 
-def find_price(api: Api, item: str) -> float | None:
-    """In US dollars; None where nobody knows."""
+def find_quote(api: Api, item: str, *zones: str, report: Reporter = lambda line: None) -> Quote:
+    """Of an instance type, or of what a row of the table is called; of spot instances of a type in
+    the dearest of these zones."""
+    live = None
     try:
-        live = api.find_price(item)
-    except ProviderError:
-        live = None
-    return live or look_up_fallback(item, api.region).dollars
+        live = api.find_spot_price(item, *zones) if zones else api.find_price(item)
+    except ProviderError as error:
+        report(f"prices from the package's table: {error.message}")
+    if live is not None:
+        source = "AWS spot price" if zones else "AWS price list"
+        return Quote(live, f"{source}, {time.strftime('%Y-%m-%d')}")
+    return Quote(None, "unknown") if zones else look_up_fallback(item, api.region)
 
 
 def find_quotes(
@@ -71,31 +76,15 @@ def find_quotes(
     zones), and per row of the table that is none, those of a NAT gateway with `nat`, of faster
     disks with `faster`. An API that does not answer costs one line, not the plan.
     """
-    spots = {name_worker_row(kind): kind for kind in spot}
+    told: list[str] = []
+    ask = partial(find_quote, api, report=told.append)
     usual = (*types, DISK, ADDRESS, TRAFFIC)
     items = dict.fromkeys((*usual, *(NAT, NAT_TRAFFIC) * nat, *(THROUGHPUT,) * faster))
-    asked = {item: run_in_background(partial(api.find_price, item)) for item in items}
-    asked |= {
-        name: run_in_background(partial(api.find_spot_price, kind, *zones))
-        for name, kind in spots.items()
-    }
-    found: dict[str, Quote] = {}
-    told = False
-    today = time.strftime("%Y-%m-%d")
-    for item, answer in asked.items():
-        try:
-            live = answer.result()
-        except ProviderError as error:
-            live = None
-            if not told:
-                report(f"prices from the package's table: {error.message}")
-            told = True
-        source = "AWS spot price" if item in spots else "AWS price list"
-        found[item] = (
-            look_up_fallback(item, api.region)
-            if live is None
-            else Quote(live, f"{source}, {today}")
-        )
+    asked = {item: run_in_background(partial(ask, item)) for item in items}
+    asked |= {name_worker_row(kind): run_in_background(partial(ask, kind, *zones)) for kind in spot}
+    found = {item: answer.result() for item, answer in asked.items()}
+    for line in told[:1]:
+        report(line)
     return found
 
 
@@ -110,30 +99,13 @@ def _find_quote(quotes: Mapping[str, Quote], node: str, kind: str) -> Quote | No
     return own or quotes.get(kind)
 
 
-Rates = dict[str | tuple[str, str], float | None]
-"""US dollars per hour of instance types, a GiB of disk, an address, a NAT gateway; of spot
-instances by type and zone. None: unknown."""
-
-
-def find_rates(api: Api, types: Collection[str]) -> Rates:
-    """What instances of these types, disks and addresses cost per hour in a region."""
-    found = find_quotes(
-        api, types, spot=(), zones=(), report=lambda line: None, nat=True, faster=True
-    )
-    rates: Rates = {item: quote.dollars for item, quote in found.items()}
-    return {**rates, DISK: price_disk(found, 1), THROUGHPUT: price_faster(found, 1)}
-
-
-def price_disk(quotes: Mapping[str, Quote], gib: float) -> float | None:
-    """US dollars an hour of a gp3 disk."""
-    price = quotes[DISK].dollars
-    return price and price * gib / HOURS_PER_MONTH
-
-
-def price_faster(quotes: Mapping[str, Quote], rate: float) -> float | None:
-    """US dollars an hour of so many MB/s that a gp3 disk has more: AWS's price is of 1024."""
-    price = quotes[THROUGHPUT].dollars if rate else 0.0
-    return price and price * rate / 1024 / HOURS_PER_MONTH
+def price_disk(ask: Callable[[str], Quote], gib: float, faster: float) -> float | None:
+    """US dollars an hour of a gp3 disk that has `faster` MB/s more than usual ones: AWS's price of
+    those is of 1024. `ask`: the quote of a row of the table."""
+    size, speed = ask(DISK).dollars, ask(THROUGHPUT).dollars if faster else 0.0
+    if size is None or speed is None:
+        return None
+    return (size * gib + speed * faster / 1024) / HOURS_PER_MONTH
 
 
 def build_charges(
@@ -152,8 +124,7 @@ def build_charges(
         found = [(LAUNCHER, GATEWAY, NAT, nat), (LAUNCHER, GATEWAY_ADDRESS, ADDRESS, address)]
     for machine in machines:
         name, kind = machine.name, machine.instance_type
-        parts = (price_disk(quotes, machine.disk), price_faster(quotes, machine.faster))
-        disk = None if None in parts else sum(part or 0.0 for part in parts)
+        disk = price_disk(quotes.__getitem__, machine.disk, machine.faster)
         quote = _find_quote(quotes, name, kind) or Quote(None, "unknown")
         found.append((name, "instance", kind, quote))
         found.append((name, "disk", machine.describe_disk("gp3"), Quote(disk, gib.source)))

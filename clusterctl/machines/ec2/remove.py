@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -81,44 +82,33 @@ def find_priced(api: Api) -> tuple[Resource, ...]:
     api.find_account()
     if not api.list_all("describe_tags", "Tags", Filters=[{"Name": "key", "Values": [TAG]}]):
         return tuple(schedules.find_schedule(api))
-    found = search(api, "")
-    running = {_read_market(item) for kind, item, _ in found if _is_running(kind, item)}
-    rates = prices.find_rates(api, {type for type, zone in running if not zone})
-    rates |= {(type, zone): api.find_spot_price(type, zone) for type, zone in running if zone}
+    ask = cache(partial(prices.find_quote, api))
     return tuple(
-        replace(left, hourly=_compute_hourly(kind, item, rates)) for kind, item, left in found
+        replace(left, hourly=_compute_hourly(kind, item, ask))
+        for kind, item, left in search(api, "")
     )
 
 
-def _is_running(kind: Kind, item: dict[str, Any]) -> bool:
-    return kind.name == "instance" and item["State"]["Name"] in ("pending", "running")
-
-
-def _read_market(item: dict[str, Any]) -> tuple[str, str]:
-    """The type of an instance, and the zone of one that is a spot instance."""
-    spot = item.get("InstanceLifecycle") == "spot"
-    zone = item.get("Placement", {}).get("AvailabilityZone", "") if spot else ""
-    return str(item["InstanceType"]), str(zone)
-
-
-def _compute_hourly(kind: Kind, item: dict[str, Any], rates: prices.Rates) -> float | None:
-    parts: list[float | None] = []
+def _compute_hourly(
+    kind: Kind, item: dict[str, Any], ask: Callable[..., prices.Quote]
+) -> float | None:
+    """US dollars; None: unknown."""
+    if kind.name == SNAPSHOT:
+        return None  # of what is used of the disk, which EC2 does not tell
     if kind.name == "volume":
         faster = max(0.0, float(item.get("Throughput", 0)) - catalog.INSTALLS.disk)
-        for unit, count in ((prices.DISK, item.get("Size", 0)), (prices.THROUGHPUT, faster)):
-            price = rates[unit] if count else 0.0
-            parts.append(price and price * float(count))
-    elif kind.name == "address":
-        parts = [rates[prices.ADDRESS]]
-    elif kind.name == GATEWAY and item.get("State") in ("pending", "available"):
-        parts = [rates[prices.NAT]]
-    elif kind.name == SNAPSHOT:
-        parts = [None]  # of what is used of the disk, which EC2 does not tell
-    elif _is_running(kind, item):
-        type, zone = _read_market(item)
-        parts = [rates[(type, zone) if zone else type]]
-        parts += [rates[prices.ADDRESS]] if item.get("PublicIpAddress") else []
-    return None if None in parts else sum(part or 0.0 for part in parts)
+        return prices.price_disk(ask, float(item.get("Size", 0)), faster)
+    if kind.name == "address":
+        return ask(prices.ADDRESS).dollars
+    if kind.name == GATEWAY and item.get("State") in ("pending", "available"):
+        return ask(prices.NAT).dollars
+    if kind.name != "instance" or item["State"]["Name"] not in ("pending", "running"):
+        return 0.0
+    spot = item.get("InstanceLifecycle") == "spot"
+    zones = [item["Placement"]["AvailabilityZone"]] if spot else []
+    machine = ask(item["InstanceType"], *zones).dollars
+    address = ask(prices.ADDRESS).dollars if item.get("PublicIpAddress") else 0.0
+    return None if machine is None or address is None else machine + address
 
 
 def search(api: Api, cluster_id: str) -> list[tuple[Kind, dict[str, Any], Resource]]:

@@ -44,7 +44,7 @@ def list_images(api: Api) -> tuple[SavedImage, ...]:
     """Those of the account in this region, the oldest first, also unfinished ones."""
     search = [{"Name": "tag-key", "Values": [IMAGE_TAG]}]
     rows = api.list_all("describe_images", "Images", Owners=["self"], Filters=search)
-    price = prices.find_price(api, prices.SNAPSHOT) if rows else None
+    price = prices.find_quote(api, prices.SNAPSHOT).dollars if rows else None
     return tuple(sorted((_read(row, price) for row in rows), key=lambda image: image.made))
 
 
