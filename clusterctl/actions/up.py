@@ -126,7 +126,8 @@ def bring_up(
                 raise
             except NoCapacity as error:
                 made = store.find(spec.name)
-                if made is None or made.nodes or not (others or _has_made_all(intent)):
+                # What is older than this `up` stays, unless the cluster moves.
+                if made is None or made.nodes or not (others or intent.old is None):
                     raise
                 if others:
                     gone, there = here.cloud.region, others[0].cloud.region
@@ -145,11 +146,6 @@ def bring_up(
                 clock = Clock(clock.nodes)
                 with clock.time_phase("plan"):
                     intent = up_plan.intend(here, old, others, report, store.home.path)
-
-
-def _has_made_all(intent: Intent) -> bool:
-    """Whether nothing of the cluster is older than this `up`, which may then remove all of it."""
-    return intent.old is None
 
 
 def _begin(
@@ -270,7 +266,7 @@ def _create(
     try:
         created = intent.provider.create(cluster, folder, report)
     except ClusterctlError as error:
-        goes = isinstance(error, NoCapacity) and bool(intent.others or _has_made_all(intent))
+        goes = isinstance(error, NoCapacity) and bool(intent.others or intent.old is None)
         record_failed_create(store, cluster, intent.old, report, goes=goes)
         raise
     phases.expect(

@@ -61,15 +61,20 @@ def _exceeds(dollars: float, budget: float) -> bool:
     return dollars > budget + 0.005
 
 
+def _require_prices(option: str, charges: Iterable[Charge]) -> float:
+    """US dollars per hour of what is to run. Raises UsageError where a price is unknown."""
+    rate, unknown = sum_hourly(charges)
+    if unknown:
+        raise UsageError(
+            f"{option} needs every price, but the price of {', '.join(unknown)} is unknown",
+            hint=f"leave {option} out, or choose an instance type and a region with a known price",
+        )
+    return rate
+
+
 def check_hourly(most: float, charges: Iterable[Charge]) -> None:
     """Raises UsageError where what is to run costs more per hour, or where a price is unknown."""
-    rate, unknown = sum_hourly(charges)
-    if most and unknown:
-        raise UsageError(
-            f"--max-hourly needs every price, but the price of {', '.join(unknown)} is unknown",
-            hint="leave it out, or choose an instance type and a region with a known price",
-        )
-    if most and rate > most + 0.00005:
+    if most and (rate := _require_prices("--max-hourly", charges)) > most + 0.00005:
         raise UsageError(
             f"that costs up to ${rate:.2f}/h, more than --max-hourly {most:.2f}",
             hint="fewer --workers, a smaller type, or a higher --max-hourly",
@@ -96,12 +101,7 @@ def compute_affordable_time(budget: float, charges: Iterable[Charge], spent: flo
     """Seconds that a budget in US dollars lasts in any month, with what comes after the deadline.
     Raises UsageError where a price is unknown or nothing is left."""
     charges = tuple(charges)
-    _, unknown = sum_hourly(charges)
-    if unknown:
-        raise UsageError(
-            f"--budget needs every price, but the price of {', '.join(unknown)} is unknown",
-            hint="use --ttl, or an instance type and a region with a known price",
-        )
+    _require_prices("--budget", charges)
     left = budget - spent - estimate_after_deadline(charges)
     if left <= 0:
         raise UsageError(

@@ -262,7 +262,7 @@ def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         machines_charges.compute_affordable_time(10.0, [replace(one, hourly=None)], 0.0)
     assert KNOWN in caught.value.message
-    assert "--ttl" in caught.value.hint
+    assert "leave --budget out" in caught.value.hint
     with pytest.raises(UsageError) as caught:
         machines_charges.compute_affordable_time(10.0, [one], 10.0)
     assert "$10.00 is spent" in caught.value.message

@@ -535,7 +535,7 @@ def create(
             options.cloud.ssh_cidr, state.ssh_cidr, found.address
         )
     _check_nodes(api, cluster, runner)
-    runner.copy(spec.find_module())
+    runner.copy(assets.find_folder("infra") / "ec2")
     runner.init()
     if known:
         # What was being made when Terraform was stopped may exist without its knowing. It goes into
@@ -618,19 +618,17 @@ def _check_nodes(api: Api, cluster: Cluster, runner: terraform_folder.Terraform)
         )
 
 
-def _find_tunnel(row: dict[str, Any], found: Survey) -> str:
-    """What SSH to the launcher goes through: the endpoint of the VPC, else that of the cluster."""
-    theirs = found.endpoint
-    id, dns_name = (theirs.id, theirs.dns_name) if theirs else row["endpoint"].split("/", 1)
-    return tunnels.build_command(found.api.region, id, dns_name, row["private_address"])
-
-
 def _build_node(row: dict[str, Any], found: Survey, cluster_id: str) -> Node:
     machine = next(item for item in found.machines if item.name == row["name"])
     launcher = machine.name == LAUNCHER
     kind = found.types[machine.instance_type]
     image = catalog.MACHINE_IMAGES[machine.image]
-    hidden = found.options.cloud.instance_connect
+    hidden, tunnel = found.options.cloud.instance_connect, ""
+    if launcher and hidden:
+        # Through the endpoint of the VPC, else that of the cluster.
+        theirs = found.endpoint
+        id, dns = (theirs.id, theirs.dns_name) if theirs else row["endpoint"].split("/", 1)
+        tunnel = tunnels.build_command(found.api.region, id, dns, row["private_address"])
     return Node(
         name=machine.name,
         role=Role.LAUNCHER if launcher else Role.WORKER,
@@ -641,7 +639,7 @@ def _build_node(row: dict[str, Any], found: Survey, cluster_id: str) -> Node:
         user=image.user,
         root=spec.name_root(machine, cluster_id),
         via="" if launcher else LAUNCHER,
-        tunnel=_find_tunnel(row, found) if launcher and hidden else "",
+        tunnel=tunnel,
         slots=1 if launcher else kind.gpus or kind.vcpus,
         accelerator=_ACCELERATORS.get(machine.image, Accelerator.NONE),
         instance_type=row["instance_type"],

@@ -392,13 +392,6 @@ def change(api: Api, cluster_id: str, wanted: Sequence[str]) -> None:
         ("revoke_security_group_ingress", sorted(present.difference(wanted))),
     ):
         if networks:
-            api.call(action, GroupId=group["GroupId"], IpPermissions=[_build_rule(networks)])
-
-
-def _build_rule(networks: Sequence[str]) -> dict[str, Any]:
-    return {
-        "IpProtocol": "tcp",
-        "FromPort": 22,
-        "ToPort": 22,
-        "IpRanges": [{"CidrIp": one, "Description": DESCRIPTION} for one in networks],
-    }
+            ranges = [{"CidrIp": one, "Description": DESCRIPTION} for one in networks]
+            rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": ranges}
+            api.call(action, GroupId=group["GroupId"], IpPermissions=[rule])

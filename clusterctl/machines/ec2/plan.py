@@ -11,7 +11,7 @@ from clusterctl.core.model import Charge, Reporter, Runtime, shorten
 from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import ProviderError
 from clusterctl.machines import charges as machines_charges
-from clusterctl.machines.ec2 import prices, schedules, spec
+from clusterctl.machines.ec2 import prices, schedules
 from clusterctl.machines.ec2.api import Instance
 from clusterctl.machines.ec2.preflight import Survey
 from clusterctl.machines.protocol import LAUNCHER, MAKES_IMAGE
@@ -132,15 +132,6 @@ def describe_plan(
         cost.traffic,
         cost.nat_traffic,
     )
-    if not cloud.disk:
-        sizes = {m.image: m.disk for m in found.machines if m.name != LAUNCHER}
-        for image, disk in sizes.items():
-            taken, more = found.amis[image].disk, spec.ROOM
-            if disk == taken + more:
-                yield (
-                    f"disk of {image} workers: {taken} GiB of their machine image and {more} GiB"
-                    " more (--disk sets another size)"
-                )
     for kind in dict.fromkeys(m.instance_type for m in found.machines if m.name != LAUNCHER):
         # They have `standard` credits, so that none is billed.
         if baseline := catalog.find_baseline(kind):

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clusterctl.core import assets, catalog
+from clusterctl.core import catalog
 from clusterctl.core.model import Charge, Cluster, ClusterSpec, NodeGroup, Reporter, Runtime
 from clusterctl.core.progress import BOOTING, NodePhases
 from clusterctl.core.text import format_time
@@ -437,10 +437,6 @@ def _locate_file(folder: Path) -> Path:
 # -------------------------------------------------------------------------------------------------
 # Terraform with our module `infra/ec2`, in the folder of a cluster: how it is started, what it has
 # made there, and what it does, in lines for people.
-
-
-def find_module() -> Path:
-    return assets.find_folder("infra") / "ec2"
 
 
 def open_terraform(
