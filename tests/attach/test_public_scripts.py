@@ -39,29 +39,7 @@ export -f module
 PROFILE = 'echo "Last login: today"\nPATH={site}/bin:{python}:$PATH\n'
 """Somebody's own."""
 
-SITE = {
-    "bin/activate": "PATH=$PATH\n",
-    "bin/shifter": '#!/bin/sh\necho shifter image docker:nvcr.io/nvidia/pytorch:24.01\nexec "$@"\n',
-    "bin/apptainer": '#!/bin/sh\necho "apptainer $*"\nshift 3\nexec "$@"\n',
-    "bin/ibrun": '#!/bin/sh\necho "TACC:  Starting up job $SLURM_JOB_ID"\nexec srun "$@"\n',
-    "bin/accelerate": """#!/bin/sh
-shift
-while :; do
-    case $1 in
-    --machine_rank) rank=$2 ;;
-    --num_machines) machines=$2 ;;
-    --num_processes) processes=$2 ;;
-    --main_process_ip) main=$2 ;;
-    --main_process_port) port=$2 ;;
-    --rdzv_backend) ;;
-    *) break ;;
-    esac
-    shift 2
-done
-echo "machine $rank of $machines, $processes processes, main $main:$port $*"
-""",
-    "modules/gcc/9.2.0/gcc": "#!/bin/sh\necho gcc version 9.2.0\n",
-}
+SITE: dict[str, str] = read_rows("public_scripts", "site")
 """Programs that documents call. Each looks at what it is given."""
 
 

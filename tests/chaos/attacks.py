@@ -1,8 +1,8 @@
-"""Damage to a person's state folder, disk and clock, and to the memory of nodes; and what
-`nodes.py` does to nodes that run a job.
+"""Damage to a person's state folder, disk and clock, and what `nodes.py` does to nodes that run a
+job.
 
     python -m tests.chaos.attacks --seeds 5
-    python -m tests.chaos.attacks --attacks memory,clock --seeds 20
+    python -m tests.chaos.attacks --attacks sshd,clock --seeds 20
 
 It needs what local nodes in namespaces need, and the right to mount. Prints a row for each attack,
 and a line for each miss: a crash, a message that does not say why, an exit code that stands for
@@ -13,7 +13,6 @@ whatever is left on the machine.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from tests.chaos import nodes
 from tests.chaos.site import Site, taking_down
-from tests.e2e.cli import Cli, tagged
+from tests.e2e.cli import Cli
 
 CLOCK = """
 import os, time
@@ -98,45 +97,6 @@ def attack_disk_here(site: Site) -> None:
         site.expect_end()
 
 
-def find_inside(pids: set[str]) -> list[str]:
-    """The processes of the node to which these belong: sshd hides its environment."""
-    outside, found = os.readlink("/proc/self/ns/net"), {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            found[entry.name] = os.readlink(entry / "ns/net")
-    networks = {found[pid] for pid in pids if pid in found} - {outside}
-    return [pid for pid, network in found.items() if network in networks]
-
-
-def attack_memory(site: Site) -> None:
-    """A rank needs more memory than its node has (a control group): the kernel kills it."""
-    cli = site.cli
-    site.make()
-    group = Path("/sys/fs/cgroup/memory", f"clusterctl-chaos-{os.getpid()}")
-    group.mkdir()
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(300 << 20))
-        mark = f"CLUSTERCTL_NODE={cli.status('lab')['id']}/worker-2"
-        for pid in find_inside({line.split()[0] for line in tagged(mark)}):
-            (group / "cgroup.procs").write_text(pid)
-        size = site.chance.randrange(600, 2000)
-        cli.script(
-            "eats/eats.py",
-            f"import os\nprint('begins', flush=True)\n"
-            f"if os.environ['RANK'] == '1': x = bytearray(b'x') * ({size} << 20)\n",
-        )
-        done = cli("run", "-c", "lab", "eats/eats.py", code=None)
-        if "worker-2 ran out of memory" not in done.err or done.code in (0, 1):
-            site.misses.append(f"the reason is not said: {done}")
-        if done.of(1) != ["begins"]:
-            site.misses.append(f"lines were lost: {done}")
-        site.expect_end()
-    finally:
-        for line in (group / "cgroup.procs").read_text().split():
-            (group.parent / "cgroup.procs").write_text(line)
-        group.rmdir()
-
-
 def attack_clock(site: Site) -> None:
     """The client's clock jumps while it follows a job."""
     cli = site.cli
@@ -165,7 +125,6 @@ def attack_clock(site: Site) -> None:
 ATTACKS: Mapping[str, Callable[[Site], None]] = {
     "read-only": attack_read_only,
     "disk-here": attack_disk_here,
-    "memory": attack_memory,
     "clock": attack_clock,
     **nodes.ATTACKS,
 }

@@ -83,8 +83,9 @@ def test_a_rank_that_the_kernel_has_killed(cli: Cli, need: Any) -> None:
         limit = "memory.limit_in_bytes" if version_1.is_dir() else "memory.max"
         (group / limit).write_text("100000000")
         cli.script("eats.py", EATS)
-        number = cli("run", "eats.py", group, code=137).job
-        found = diagnosed(cli, number, "memory")
+        done = cli("run", "eats.py", group, code=137)
+        assert "worker-2 ran out of memory" in done.err
+        found = diagnosed(cli, done.job, "memory")
     finally:
         group.rmdir()
     assert found["ranks"] == [1]

@@ -33,7 +33,7 @@ def trains(folder: Path, steps: int) -> str:
     """A program that goes on from its snapshot, and is busy for a while in each step."""
     program = folder / "program" / "trains.py"
     program.parent.mkdir()
-    program.write_text(TRAINS.replace("< 100", f"< {steps}"))
+    program.write_text(TRAINS.replace("< 50", f"< {steps}"))
     return str(program)
 
 
