@@ -23,7 +23,7 @@ from clusterctl.launch import launcher
 from clusterctl.machines.attached import load_site
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, program, request, spec
-from tests.unit.tables import rows
+from tests.unit.tables import read_rows, rows
 
 
 def site(system: str) -> Cluster:
@@ -88,43 +88,12 @@ def test_pyxis_is_told_an_image_in_its_own_words(image: str, told: str) -> None:
 
 def test_every_line_of_the_seed() -> None:
     """The #SBATCH lines of access-multi-gpu's README, by Slurm's own names."""
-    made = batch_job(
-        "slurm",
-        nodes=2,
-        ranks_per_node=2,
-        native={
-            "job-name": "job_name",
-            "partition": "cluster_partition_name",
-            "gpus-per-node": "2",
-            "cpus-per-task": "8",
-            "account": "your-account-name",
-            "time": "12:00:00",
-            "mail-user": "your_email@bu.edu",
-            "mail-type": "BEGIN,END",
-            "constraint": "scratch&a100",
-            "gpu-bind": "closest",
-            "mem": "0",
-        },
-    )
-    assert slurm.Slurm().directives(made.spec, made.id) == [
-        "--job-name=job_name",
-        "--output=batch.out",
-        "--open-mode=append",
-        "--nodes=2",
-        "--ntasks-per-node=2",
-        "--partition=cluster_partition_name",
-        "--gpus-per-node=2",
-        "--cpus-per-task=8",
-        "--account=your-account-name",
-        "--time=12:00:00",
-        "--mail-user=your_email@bu.edu",
-        "--mail-type=BEGIN,END",
-        "--constraint=scratch&a100",
-        "--gpu-bind=closest",
-        "--mem=0",
-        "--no-requeue",
-        "--signal=B:USR1@60",
-    ]
+    first, *others = read_rows("batch", "every_line_of_the_seed")
+    native = dict(line.split("=") for line in (first, *others))
+    made = batch_job("slurm", nodes=2, ranks_per_node=2, native=native)
+    ours = ("output=batch.out", "open-mode=append", "nodes=2", "ntasks-per-node=2")
+    lines = [first, *ours, *others, "no-requeue", "signal=B:USR1@60"]
+    assert slurm.Slurm().directives(made.spec, made.id) == [f"--{line}" for line in lines]
 
 
 def test_what_the_other_seed_asks_of_grid_engine() -> None:

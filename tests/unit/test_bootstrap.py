@@ -243,36 +243,7 @@ def test_a_node_that_did_not_answer() -> None:
     assert "exit code 7" in bootstrap.find_problem(NodeResult(node="worker-1", exit_code=7))
 
 
-TAR_ENDS = "tar: Exiting with failure status due to previous errors\n"
-
-
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        (
-            "tar: a: Cannot write: No space left on device\n"
-            "tar: d/e: Cannot open: No such file or directory\n" + TAR_ENDS,
-            "tar: a: Cannot write: No space left on device",
-        ),
-        (
-            "tar: a: Wrote only 512 of 9728 bytes\n"
-            "tar: b: Cannot mkdir: No space left on device\n" + TAR_ENDS,
-            "tar: b: Cannot mkdir: No space left on device",
-        ),
-        ("Welcome\ntar: a: Wrote only 512 of 9728 bytes\n" + TAR_ENDS, "tar: a: Wrote only 512"),
-        (
-            "\ngzip: stdin: unexpected end of file\ntar: Child returned status 1\n"
-            "tar: Error is not recoverable: exiting now\n",
-            "gzip: stdin: unexpected end of file",
-        ),
-        (
-            "tar: a: Cannot write: Disk quota exceeded\n" + TAR_ENDS + "step agent failed",
-            "step agent failed: tar: a: Cannot write: Disk quota exceeded",
-        ),
-        (TAR_ENDS, TAR_ENDS.strip()),
-        ("one\n\nlast\n", "last"),
-    ],
-)
+@rows("said, why", "bootstrap.a_reason_is_what_tar_met_and_not_that_it_failed")
 def test_a_reason_is_what_tar_met_and_not_that_it_failed(said: str, why: str) -> None:
     result = NodeResult(node="worker-1", exit_code=2, stderr=said.encode())
     assert bootstrap.find_problem(result).startswith(why)
