@@ -201,7 +201,7 @@ def prepare(
     written, *have = (stamp.read_text().split() if stamp.is_file() else []) or [""]
     if written == wanted and set(needed or names) <= set(have):
         return
-    programs = tree.pack_programs("programs")
+    programs = tree.pack_workloads("programs")
 
     def send(name: str) -> NodeResult:
         node = cluster.node(name)

@@ -249,10 +249,7 @@ def _start(
         console.note(note)
     for warning in prepared.plan.warnings:
         console.warn(warning)
-    if large := prepared.tree.describe_large_files():
-        console.report(f"copying {prepared.tree.describe()}; {large}")
-    else:
-        console.detail(f"copying {prepared.tree.describe()}")
+    console.detail(f"copying {prepared.tree.describe()}")
     if not prepared.tree.stdin:
         warn_of_pipe(console)
     _follow(

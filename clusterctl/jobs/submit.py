@@ -360,7 +360,10 @@ def put(
 
     Raises NodeUnreachable or LaunchError naming the node that could not take it.
     """
-    tree, library = home.stages / job.stage, project_tree.pack_library()
+    tree, library = (
+        home.stages / job.stage,
+        project_tree.pack_workloads("lib", project_tree.LIBRARY),
+    )
     system = load_system(cluster.system)
     placed = list_rank_nodes(job, cluster)
     if job.spec.hang_timeout and not explain_missing(_find_archs(job, cluster)):

@@ -50,6 +50,8 @@ KEPT_BYTES = 5_000_000_000
 FRESH_SECONDS = 3600.0
 """An archive that was used so lately may belong to a job that has no record yet; one to which
 nothing was added for so long is not being written any more."""
+LIBRARY = ("trainlib/", "data/", "cpp/")
+"""The beginnings of the bundled files that programs may import on the nodes."""
 Made = tuple[str, str, int]
 """A generated file: name, text, mode."""
 
@@ -79,53 +81,43 @@ class PackedTree:
 
 def pack_texts(files: Iterable[Made]) -> bytes:
     """An archive of generated files."""
-    return b"".join(_pack(*make_entry(name, text.encode(), mode)) for name, text, mode in files)
+    return b"".join(pack_file(name, text.encode(), mode) for name, text, mode in files)
 
 
-def pack_file(name: str, data: bytes) -> bytes:
+def pack_file(name: str, data: bytes, mode: int = 0o600) -> bytes:
     """An archive of one file."""
-    return _pack(*make_entry(name, data, 0o600))
+    return _pack(_make_info(name, mode, size=len(data)), data)
 
 
-Member = tuple[tarfile.TarInfo, bytes]
-"""One of an archive, with its content."""
+def pack_workloads(folder: str, beginnings: tuple[str, ...] = ("",)) -> bytes:
+    """An archive `FOLDER/…` of the bundled programs and the package that they import, as far as
+    their paths begin like that."""
+    root, packed = assets.find_folder("workloads"), b""
+    for name in sorted(_walk(root)):
+        if name.startswith(beginnings):
+            info = _describe(root / name, f"{folder}/{name}")
+            packed += _pack(info, (root / name).read_bytes() if info.isreg() else b"")
+    return packed
+
+
 PlannedMember = tuple[tarfile.TarInfo, bytes | Path]
-"""The same; a file of the tree by its path."""
-
-
-def make_member(path: Path, name: str) -> Member:
-    """A file or link with its mode."""
-    info = _describe(path, name)
-    return make_entry(name, path.read_bytes(), info.mode) if info.isreg() else (info, b"")
+"""One of an archive, with its content; a file of the tree by its path."""
 
 
 def _describe(path: Path, name: str) -> tarfile.TarInfo:
+    """A file or link with its mode."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
-        return make_link(name, os.readlink(path), tarfile.SYMTYPE)[0]
+        return _make_info(name, kind=tarfile.SYMTYPE, target=os.readlink(path))
+    return _make_info(name, status.st_mode & PERMISSIONS, size=status.st_size)
+
+
+def _make_info(
+    name: str, mode: int = 0o644, *, size: int = 0, kind: bytes = tarfile.REGTYPE, target: str = ""
+) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.size, info.mode = status.st_size, status.st_mode & PERMISSIONS
+    info.mode, info.size, info.type, info.linkname = mode, size, kind, target
     return info
-
-
-def make_entry(name: str, data: bytes, mode: int) -> Member:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    info.mode = mode
-    return info, data
-
-
-def make_link(name: str, target: str, kind: bytes = tarfile.LNKTYPE) -> Member:
-    """A further name of a member that comes before; with SYMTYPE, a symbolic link."""
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info, b""
-
-
-def make_folder(name: str, mode: int) -> Member:
-    info = tarfile.TarInfo(name)
-    info.type, info.mode = tarfile.DIRTYPE, mode
-    return info, b""
 
 
 def remove_old(store: Store, limit: int = KEPT_BYTES) -> None:
@@ -169,8 +161,6 @@ def _make_head(info: tarfile.TarInfo) -> bytes:
 
 MAX_BYTES = 200_000_000
 MAX_FILES = 10_000
-LARGE_TREE = 20_000_000
-"""Bytes from which on staging takes so long that people ask why."""
 NAMED = 5
 """Large files, or folders with many, that are named."""
 LOOK_ON = 2.0
@@ -209,8 +199,6 @@ class Tree(Struct, frozen=True):
     files: tuple[str, ...]
     size: int
     by_git: bool
-    largest: tuple[tuple[str, int], ...] = ()
-    """Some of the files, with their sizes in bytes, the largest first."""
     written: tuple[tuple[str, bytes], ...] = ()
     """Further files that are not on this machine's disk: path and content."""
     own: tuple[tuple[str, bytes, int], ...] = ()
@@ -222,12 +210,6 @@ class Tree(Struct, frozen=True):
     def has(self, name: str) -> bool:
         """Whether that path, relative to the root, is one of the files."""
         return os.path.normpath(name) in self.files
-
-    def describe_large_files(self) -> str:
-        """What makes the tree large, for people; "" for one that is not."""
-        if self.size < LARGE_TREE:
-            return ""
-        return f"largest: {_list_sizes(self.largest)}"
 
     def describe(self) -> str:
         how = "git's ignore rules" if self.by_git else "whole folder"
@@ -312,7 +294,7 @@ def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
             if not _is_in_ours(file.parent, tree.root, fetched)
         )
     more = _measure(tree.root, names, limit, by_git=tree.by_git)
-    return replace(tree, files=more.files, size=more.size, largest=more.largest)
+    return replace(tree, files=more.files, size=more.size)
 
 
 def make_outside_error(what: str, root: Path, needs: str) -> UsageError:
@@ -339,7 +321,7 @@ def _measure(root: Path, names: Iterable[str], limit: int, *, by_git: bool) -> T
             break
     if too_large_since < math.inf:
         raise _make_too_large_error(root, sizes, limit, more)
-    return Tree(root, tuple(sorted(sizes)), size, by_git, _find_largest(sizes))
+    return Tree(root, tuple(sorted(sizes)), size, by_git)
 
 
 def _make_too_large_error(
@@ -350,7 +332,9 @@ def _make_too_large_error(
     reasons = []
     size = sum(sizes.values())
     if size > (limit or MAX_BYTES):
-        reasons.append(f"largest: {_list_sizes(_find_largest(sizes))}")
+        largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:NAMED]
+        named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest)
+        reasons.append(f"largest: {named}")
     if len(sizes) > MAX_FILES and not limit:
         folders = Counter(name.rpartition("/")[0] or "." for name in sizes)
         most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
@@ -362,14 +346,6 @@ def _make_too_large_error(
         hint=f"list data in .gitignore or {IGNORE}, choose a smaller folder with --stage, or raise"
         " the limit: --max-stage 2GB",
     )
-
-
-def _find_largest(sizes: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:NAMED])
-
-
-def _list_sizes(files: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} ({format_bytes(size)})" for name, size in files)
 
 
 def write_archive(tree: Tree, place: Home) -> str:
@@ -474,20 +450,6 @@ _KINDS = {
     tarfile.LNKTYPE: HARD,
     tarfile.DIRTYPE: DIRECTORY,
 }
-
-
-def pack_library() -> bytes:
-    """The archive of the package that programs may import on the nodes: `lib/…`."""
-    root = assets.find_folder("workloads")
-    names = [name for name in _walk(root) if name.startswith(("trainlib/", "data/", "cpp/"))]
-    return b"".join(_pack(*make_member(root / name, f"lib/{name}")) for name in sorted(names))
-
-
-def pack_programs(folder: str) -> bytes:
-    """The archive of the bundled programs, with the package that they import: `FOLDER/…`."""
-    root = assets.find_folder("workloads")
-    names = sorted(_walk(root))
-    return b"".join(_pack(*make_member(root / name, f"{folder}/{name}")) for name in names)
 
 
 def _find_git_top(folder: Path, *, refuse: bool = True) -> Path | None:
@@ -636,24 +598,23 @@ def _make_members(tree: Tree) -> Iterator[PlannedMember]:
         if first == name:
             info = _describe(tree.root / name, f"work/{name}")
             yield info, tree.root / name if info.isreg() else b""
-        else:
-            yield make_link(f"work/{name}", f"work/{first}")
-    for name, data in tree.written:
-        yield make_entry(f"work/{name}", data, 0o644)
-    for name, data, mode in tree.own:
-        yield make_entry(f"{OWN}/{name}", data, mode)
-    if tree.stdin is not None:
-        yield make_entry(STDIN, tree.stdin.data, 0o600)
+        else:  # a further name of it
+            yield _make_info(f"work/{name}", kind=tarfile.LNKTYPE, target=f"work/{first}"), b""
+    made = [(f"work/{name}", data, 0o644) for name, data in tree.written]
+    made += [(f"{OWN}/{name}", data, mode) for name, data, mode in tree.own]
+    made += [(STDIN, tree.stdin.data, 0o600)] if tree.stdin else []
+    for name, data, mode in made:
+        yield _make_info(name, mode, size=len(data)), data
 
 
-def _make_folders(tree: Tree) -> Iterator[Member]:
+def _make_folders(tree: Tree) -> Iterator[PlannedMember]:
     """Those that are not open in the usual way. Their owner may do all in them: outputs go there,
     and the job's folder is removed one day."""
     above = {str(place) for name in tree.files for place in PurePath(name).parents}
     for name in sorted(above - {"."}):
         mode = (tree.root / name).stat().st_mode & PERMISSIONS | stat.S_IRWXU
         if mode != USUAL_MODE:
-            yield make_folder(f"work/{name}", mode)
+            yield _make_info(f"work/{name}", mode, kind=tarfile.DIRTYPE), b""
 
 
 # -------------------------------------------------------------------------------------------------

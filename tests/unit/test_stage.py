@@ -322,16 +322,6 @@ def test_where_too_many_files_are_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         find_tree(tmp_path)
 
 
-def test_large_files_of_a_tree_that_is_staged(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": "x"})
-    assert find_tree(tmp_path).describe_large_files() == ""
-    for number in range(7):
-        write(tmp_path, {f"weights-{number}": ""})
-        os.truncate(tmp_path / f"weights-{number}", 10_000_000 + number)
-    named = ", ".join(f"weights-{number} (10.0 MB)" for number in (6, 5, 4, 3, 2))
-    assert find_tree(tmp_path).describe_large_files() == f"largest: {named}"
-
-
 @pytest.mark.parametrize("how", ["start", "chosen", "link", "git"])
 @pytest.mark.parametrize("what", ["/", "home"])
 def test_the_whole_machine_is_refused(
@@ -446,7 +436,7 @@ def test_joined_archives(tmp_path: Path) -> None:
     name = write_archive(find_tree(tmp_path / "root"), home)
     data = (
         project_tree.pack_texts([("env", "ü\n", 0o600), ("out/x", "", 0o755)])
-        + project_tree.pack_library()
+        + project_tree.pack_workloads("lib", project_tree.LIBRARY)
         + (home.stages / name).read_bytes()
         + END_OF_ARCHIVE
     )
