@@ -476,16 +476,10 @@ def _download_here(
 def _render_command(node: Node | None) -> str:
     """Starts templates/node/get.py, which is read from stdin: `-c` would show it to everyone, and a
     file would have to be removed."""
+    python = node.facts.python.executable if node and node.facts.python else ""
+    first = shlex.quote(python or (sys.executable if node is None else "python3"))
     run = f"-I -c 'import sys; exec(sys.stdin.buffer.read({len(_read_program())}))'"
-    if node is None:
-        return f"exec {shlex.quote(sys.executable)} {run}"
-    python = node.facts.python.executable if node.facts.python else "python3"
-    missing = json.dumps({"error": "it has no Python", "unreachable": True})
-    return (
-        f"for python in {shlex.quote(python)} python3; do"
-        f' ! command -v "$python" >/dev/null || exec "$python" {run}; done;'
-        f" echo {shlex.quote(missing)}"
-    )
+    return f'exec "$(command -v {first} || command -v python3)" {run}'
 
 
 def _read_program() -> bytes:
@@ -521,7 +515,7 @@ def _follow(
         channel.close()
     if ended and "done" in ended:
         return [(path, size, digest) for path, size, digest in ended["done"]]
-    ended = ended or {"error": "the download ended without a result"}
+    ended = ended or {"error": "its Python did not run the download", "unreachable": True}
     kind = UnreachableSource if ended.get("unreachable") else ProviderError
     raise kind(str(ended["error"]), hint=CONTINUES)
 

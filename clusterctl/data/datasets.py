@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from clusterctl.core.text import parse_toml
+from clusterctl.core.text import decode_table
 from clusterctl.errors import ProviderError
 from clusterctl.transport.copying import UnsafeArchive, unpack
 
@@ -32,9 +32,9 @@ class File(Struct, frozen=True):
 class Dataset(Struct, frozen=True, kw_only=True):
     """A row of datasets.toml."""
 
-    name: str
     title: str
     url: str
+    name: str = ""
     files: tuple[File, ...]
     archive: bool = False
 
@@ -51,9 +51,8 @@ class Dataset(Struct, frozen=True, kw_only=True):
 @cache
 def load_datasets() -> dict[str, Dataset]:
     """The data sets that `data get` knows, by name."""
-    path = Path(__file__).with_suffix(".toml")
-    rows = parse_toml(path.read_text("utf-8"), path.name)
-    return {name: msgspec.convert({"name": name, **row}, Dataset) for name, row in rows.items()}
+    rows = decode_table(Path(__file__).with_suffix(".toml"), dict[str, Dataset])
+    return {name: replace(row, name=name) for name, row in rows.items()}
 
 
 def is_here(dataset: Dataset, root: Path) -> bool:

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import sys
-import sysconfig
 import tempfile
 import time
 from collections import Counter
@@ -18,7 +17,6 @@ from contextlib import contextmanager, suppress
 from email import message_from_string
 from functools import partial
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import msgspec
@@ -61,12 +59,9 @@ def run_uv(
 ) -> NodeResult:
     """Its settings are the user's: index, proxy, certificates, cache. With `sources`, nothing is
     built: what uv wanted to build first is copied there, and it fails."""
-    beside = Path(sysconfig.get_path("scripts"), "uv")
-    program = str(beside) if beside.is_file() else which("uv")
-    if program is None:
-        raise LaunchError(
-            "uv is not installed; it installs the job's packages", hint="pip install uv"
-        )
+    from uv import find_uv_bin  # seldom used
+
+    program = find_uv_bin()
     taking: dict[str, str] = {}
     if sources:
         finder = assets.find_folder("templates") / "client" / "take_source"

@@ -614,7 +614,6 @@ def _locate_resolved(home: Home, key: str) -> Path:
 # The file that asks for a program's packages: that of --requirements, or one of its tree.
 
 
-_BLOCK = re.compile(r"(?m)^# /// script$(?:\n#.*)*?\n# *dependencies\b")
 _TABLE = re.compile(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$")
 """https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
@@ -666,10 +665,7 @@ def find_setup(resolved: Resolved) -> str:
     script = find_script(resolved) if resolved.program.kind is ProgramKind.PYTHON else None
     if script is None or not script.is_file():  # that of a function is made when it is copied
         return ""
-    found = _TABLE.search(_read_text(script))
-    if found is None:
-        return ""
-    tables = parse_toml(re.sub(r"(?m)^# ?", "", found[1]), script.name)
+    tables = _read_script_table(script)
     lines = tables.get("tool", {}).get("clusterctl", {}).get("setup", "")
     if not isinstance(lines, str):
         raise UsageError(
@@ -851,8 +847,13 @@ def _read_included(text: str, folder: Path, seen: set[Path]) -> Iterator[str]:
 
 
 def _read_block(script: Path) -> Wanted | None:
-    text = _read_text(script)
-    return Wanted(script.name, script, text) if _BLOCK.search(text) else None
+    named = "dependencies" in _read_script_table(script)
+    return Wanted(script.name, script, _read_text(script)) if named else None
+
+
+def _read_script_table(script: Path) -> dict[str, Any]:
+    found = _TABLE.search(_read_text(script))
+    return parse_toml(re.sub(r"(?m)^# ?", "", found[1]), script.name) if found else {}
 
 
 def _read_text(path: Path) -> str:

@@ -89,6 +89,7 @@ MAY_USE: dict[str, set[str]] = {
     "tensorboard": {"actions"},  # the extra `tensorboard`
     "pathspec": {"project"},
     "packaging": {"project"},
+    "uv": {"project"},
     "cloudpickle": {"jobs"},
     "python_terraform": {"terraform"},
     "boto3": {"machines", "data"},

@@ -312,9 +312,8 @@ def test_an_invalid_script_block_is_that_of_its_script(
     project: Path, index: Path, install: Install, tmp_path: Path
 ) -> None:
     Path("train.py").write_text('# /// script\n# dependencies = ["demo"\n# ///\n')
-    with pytest.raises(UsageError, match="TOML parse error") as caught:
+    with pytest.raises(UsageError, match=r"train\.py"):
         install("", here("worker-1", tmp_path))
-    assert str(caught.value.hint).startswith("train.py")
 
 
 def test_another_python_of_the_nodes_brings_nothing_of_theirs(
