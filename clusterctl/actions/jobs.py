@@ -129,7 +129,7 @@ def make_lost_cluster_error(job: Job, hint: str) -> RecordError:
 def require_cluster(store: Store, job: Job) -> Cluster:
     cluster = find_cluster(store, job)
     if cluster is None:
-        folder = records.find_folder(store.home, job)
+        folder = records.read_fetched(store.home, job).folder
         files = f"; its files were fetched to {folder}" if folder else ""
         raise make_lost_cluster_error(
             job, f"`clusterctl logs {job.id}` shows what was saved{files}"

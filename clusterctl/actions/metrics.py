@@ -82,7 +82,8 @@ def _join(
 def _find_event_files(store: Store, job: Job) -> dict[str, Path]:
     """By NODE/PATH. Of a file that was both fetched and copied here, the longer one."""
     copies = fetch.locate_copies(store.locate_job_folder(job.id))
-    places = records.list_fetched(store.home, job)
+    fetched = records.read_fetched(store.home, job)
+    places = [(place, Path(fetched.folder) / place) for place in fetched.files]
     for node, known in fetch.list_stored(copies).items():
         places += [(f"{node}/{path}", copies / node / path) for path, *_ in known.files]
     files = [(place, path) for place, path in places if path.name.startswith(EVENT_FILE)]

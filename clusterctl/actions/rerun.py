@@ -75,7 +75,7 @@ def find_earlier_files(
         cluster = target  # as far as it is there
     if cluster is None or (cluster.phase is not Phase.READY and cluster.id != target.id):
         ran = tuple(place.node for place in old.placement)
-        names = records.list_nodes(store.home, old) or ran
+        names = records.read_fetched(store.home, old).nodes or ran
         why = f"its cluster {old.cluster!r} is gone, and none of its files were fetched"
         return _complete(store, EarlierFiles(old, nodes=names), {*names, *ran}, why, report)
     same = cluster.id == target.id

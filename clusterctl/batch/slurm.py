@@ -37,15 +37,7 @@ ARGUMENT = "sbatch-arg"
 WAITS = "-W|--wait|--test-only"
 UNFIT = f"{WAITS}|-Q|--quiet|-h|--help|--usage|-V|--version"
 
-WAITING = [
-    "PENDING",
-    "CONFIGURING",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "REQUEUE_HOLD",
-    "RESV_DEL_HOLD",
-    "SPECIAL_EXIT",
-]
+WAITING = re.compile("PENDING|CONFIGURING|REQUEUE(D|_FED|_HOLD)|RESV_DEL_HOLD|SPECIAL_EXIT")
 """Every other state of a job that squeue lists is some kind of running."""
 
 ADVICE = {
@@ -64,18 +56,8 @@ https://slurm.schedmd.com/job_reason_codes.html"""
 GONE: dict[str, JobState] = {
     "CANCELLED": JobState.CANCELLED,
     **dict.fromkeys(("TIMEOUT", "DEADLINE"), JobState.TIMEOUT),
-    **dict.fromkeys(
-        [
-            "FAILED",
-            "BOOT_FAIL",
-            "LAUNCH_FAILED",
-            "NODE_FAIL",
-            "OUT_OF_MEMORY",
-            "PREEMPTED",
-            "REVOKED",
-        ],
-        JobState.FAILED,
-    ),
+    **dict.fromkeys(("FAILED", "BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL"), JobState.FAILED),
+    **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "REVOKED"), JobState.FAILED),
 }
 
 FENCE = "srun: PMIx barriers wait for all nodes; without it, MPI_Init may crash"
@@ -262,7 +244,7 @@ class Slurm(QueueSystem):
     def read_queue_state(self, state: str, reason: str) -> tuple[JobState, str]:
         advice = [text for pattern, text in ADVICE.items() if re.fullmatch(pattern, reason)]
         why = f"{reason} ({advice[0]})" if advice else reason
-        return (JobState.QUEUED if state in WAITING else JobState.RUNNING), why
+        return (JobState.QUEUED if WAITING.fullmatch(state) else JobState.RUNNING), why
 
     def interactive_argv(
         self, spec: JobSpec, cluster: Cluster, words: Sequence[str]

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count, format_bytes, format_time
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
-from clusterctl.jobs.records import read_state
+from clusterctl.jobs.records import read_note, read_state, read_states
 from clusterctl.jobs.submit import list_rank_nodes, locate_folder
 from clusterctl.project import tree
 from clusterctl.state.files import explain_write_errors, make_private, write_atomic
@@ -172,14 +172,17 @@ def fetch(
         if not target.exists():
             target.mkdir(parents=True)
             (target / tree.MARK).touch()
-    with _lock(target, home):
-        before = _Fetched(home, target)
-        kept = tuple(output for output in outputs if before.is_someones_else(output))
+    # How the files were when fetches had put them there.
+    note = home.fetched / f"{hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]}.json"
+    with _lock(note.with_suffix(".lock"), target, home):
+        known = read_note(note, dict[str, list[int]]) or {}
+        kept = tuple(o for o in outputs if _is_someones_else(o, target, known.get(o.place)))
         wanted = [output for output in outputs if output not in kept]
         results = copy_outputs(job, cluster, pool, wanted, target, report)
         there = {result.node for result in results if result.ok}
         got = [output for output in wanted if output.node in there]
-        before.note(got)
+        known |= read_states(target, [output.place for output in got])
+        write_atomic(note, json.dumps(known).encode())
     said = {result.node: result.stderr for result in results}
     lines = [
         (node, line)
@@ -198,10 +201,18 @@ def fetch(
     )
 
 
+def _is_someones_else(output: Output, target: Path, before: list[int] | None) -> bool:
+    """Whether something is in the place of `output` that no fetch has left as it is."""
+    state = read_state(target / output.place)
+    if state is None or before:
+        return state is not None and state != before
+    # A fetch that was killed has noted nothing; archives have whole seconds.
+    return (state[0], state[1] // 10**9) != (output.size, int(output.modified))
+
+
 @contextmanager
-def _lock(target: Path, home: Home) -> Iterator[None]:
+def _lock(path: Path, target: Path, home: Home) -> Iterator[None]:
     home.make(home.fetched)
-    path = home.fetched / f"{_hash_path(target)}.lock"
     with explain_write_errors(path):
         lock = path.open("ab")
     with lock:
@@ -216,10 +227,6 @@ def _lock(target: Path, home: Home) -> Iterator[None]:
         yield
 
 
-def _hash_path(target: Path) -> str:
-    return hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]
-
-
 def copy_outputs(
     job: Job,
     cluster: Cluster,
@@ -232,27 +239,23 @@ def copy_outputs(
     stderr names what was left out. Where the connection is lost, which `report` hears of, it goes
     on with the next file."""
 
-    before = {output: _find_state(target / output.place) for output in wanted}
+    before = read_states(target, [output.place for output in wanted])
     copied = {output.node for output in wanted if output.copied}
 
     def get(name: str) -> NodeResult:
-        left = []
-        for output in (output for output in wanted if output.node == name):
-            state = _find_state(target / output.place)
-            if not state or state == before[output]:
-                left.append(output)
-        return get_files(name, left) if left else NodeResult(node=name, exit_code=0)
-
-    def get_files(name: str, mine: Collection[Output]) -> NodeResult:
-        # A folder of links gives the transport one tree that holds the outputs and nothing else.
-        paths, here = [output.path for output in mine], target / name
-        begun = here / BEGUN
+        mine = {output.place: output.path for output in wanted if output.node == name}
+        come = read_states(target, mine)
+        paths = [mine[place] for place in mine if come.get(place) == before.get(place)]
+        if not paths:
+            return NodeResult(node=name, exit_code=0)
+        begun = target / name / BEGUN
         if name in copied:
-            return copy_mirrored(job, cluster, pool, name, paths, here, begun)
+            return copy_mirrored(job, cluster, pool, name, paths, target / name, begun)
+        # A folder of links gives the transport one tree that holds the outputs and nothing else.
         folder = locate_folder(job, cluster, name)
         command = f"cd {shlex.quote(folder)} || exit; {ask_agent('link')}"
-        links = f"{folder}/outputs"
-        return get_linked(pool.find_transport(name), command, links, paths, here, begun)
+        transport, links = pool.find_transport(name), f"{folder}/outputs"
+        return get_linked(transport, command, links, paths, target / name, begun)
 
     return persist(
         pool,
@@ -261,41 +264,6 @@ def copy_outputs(
         report,
         lambda name: cluster.launcher.name if name in copied else name,
     )
-
-
-def _find_state(path: Path) -> list[int] | None:
-    try:
-        return read_state(path)
-    except OSError:
-        return None
-
-
-class _Fetched:
-    """How the files below `target` were when a fetch had put them there: size, modification time
-    and time of the last change, by path."""
-
-    def __init__(self, home: Home, target: Path) -> None:
-        self._target, self._note = target, home.fetched / f"{_hash_path(target)}.json"
-        self._known: dict[str, list[int]] = {}
-        with suppress(OSError, ValueError, RecursionError):
-            self._known = msgspec.convert(json.loads(self._note.read_bytes()), dict[str, list[int]])
-
-    def is_someones_else(self, output: Output) -> bool:
-        """Whether something is in the place of `output` that no fetch has left as it is."""
-        try:
-            size, modified, changed = read_state(self._target / output.place)
-        except OSError:
-            return False
-        if output.place in self._known:
-            return self._known[output.place] != [size, modified, changed]
-        # A fetch that was killed has noted nothing; archives have whole seconds.
-        return (size, modified // 10**9) != (output.size, int(output.modified))
-
-    def note(self, outputs: Iterable[Output]) -> None:
-        for output in outputs:
-            with suppress(OSError):  # it may have been left out
-                self._known[output.place] = read_state(self._target / output.place)
-        write_atomic(self._note, json.dumps(self._known).encode())
 
 
 def _is_core_dump(path: Path) -> bool:
@@ -461,30 +429,19 @@ def find_copies(
 ) -> tuple[Output, ...]:
     """The launcher's copies of the outputs of nodes that are lost; says from when they are. Raises
     NodeUnreachable."""
-    copies = find_mirror(job, cluster, pool, names)
-    for line in describe_mirror(copies):
-        report(line)
-    return tuple(
-        Output(name, path, size, modified, copied=True)
-        for name, found in sorted(copies.items())
-        for path, size, modified in sorted(found.files)
-    )
-
-
-def describe_mirror(copies: Mapping[str, Copies]) -> list[str]:
-    """From when they are, for people."""
-    lines = []
-    for name, found in sorted(copies.items()):
+    outputs = []
+    for name, found in sorted(find_mirror(job, cluster, pool, names).items()):
         when = format_time(found.when)
-        lines.append(f"using the launcher's copies of the files of {name}, as of {when}")
+        report(f"using the launcher's copies of the files of {name}, as of {when}")
         number, size = found.left_out
         if number:
-            lines.append(
+            report(
                 f"{count(number, 'more file')} of {name} ({format_bytes(size)})"
                 f" {'was' if number == 1 else 'were'} not copied to the launcher:"
                 " `run --keep-files` chooses what is copied"
             )
-    return lines
+        outputs += [Output(name, *file, copied=True) for file in sorted(found.files)]
+    return tuple(outputs)
 
 
 def copy_mirrored(
@@ -546,8 +503,7 @@ def list_stored(target: Path) -> dict[str, Copies]:
     """What `bring` has put below `target`, by node. What has a damaged note comes anew."""
     found = {}
     for path in target.glob(".*.json"):
-        with suppress(OSError), suppress(ValueError, RecursionError):
-            copies = msgspec.convert(json.loads(path.read_bytes()), Copies)
+        if copies := read_note(path, Copies):
             found[path.name[1 : -len(".json")]] = copies
     return found
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -243,12 +244,14 @@ def _make_sort_key(path: Path) -> tuple[str, int]:
 # What a fetch has put where, by job, so that a later job can start with it.
 
 
+T = TypeVar("T")
 Files = dict[str, Path]
 """Files of one node, by their paths below the working directory."""
 
 
-class _FetchNote(Struct, frozen=True):
-    """Of one job: the last folder, the nodes, and what `read_state` gave, by NODE/PATH."""
+class FetchNote(Struct, frozen=True):
+    """Of one job: the folder that files were fetched to last; the nodes that held the job's files,
+    that of rank 0 first; and what `read_state` gave, by NODE/PATH."""
 
     folder: str = ""
     nodes: tuple[str, ...] = ()
@@ -256,32 +259,18 @@ class _FetchNote(Struct, frozen=True):
 
 
 def note(home: Home, job: Job, nodes: Iterable[str], folder: Path, places: Iterable[str]) -> None:
-    """Notes that these files, `NODE/PATH` below `folder`, are as the job's nodes have them.
-    `nodes`: those that hold the job's files, that of rank 0 first."""
+    """Notes that these files, `NODE/PATH` below `folder`, are as the job's nodes have them."""
     folder = folder.absolute()
-    known = _read(home, job)
+    known = read_fetched(home, job)
     files = dict(known.files) if known.folder == str(folder) else {}
-    for place in places:
-        with suppress(OSError):  # it may have been left out
-            files[place] = read_state(folder / place)
-    document = asdict(_FetchNote(str(folder), tuple(nodes), files))
+    files |= read_states(folder, places)
+    document = asdict(FetchNote(str(folder), tuple(nodes), files))
     write_atomic(_locate(home, job), json.dumps(document).encode())
 
 
-def list_nodes(home: Home, job: Job) -> tuple[str, ...]:
-    """The nodes that held the job's files, that of rank 0 first; () where nothing was fetched."""
-    return _read(home, job).nodes
-
-
-def find_folder(home: Home, job: Job) -> str:
-    """The folder that files of the job were fetched to last; "" where nothing was."""
-    return _read(home, job).folder
-
-
-def list_fetched(home: Home, job: Job) -> list[tuple[str, Path]]:
-    """The files that were fetched, as NODE/PATH and where that was put."""
-    known = _read(home, job)
-    return [(place, Path(known.folder) / place) for place in known.files]
+def read_fetched(home: Home, job: Job) -> FetchNote:
+    """An empty one where nothing was fetched."""
+    return read_note(_locate(home, job), FetchNote) or FetchNote()
 
 
 def find_files(
@@ -289,18 +278,14 @@ def find_files(
 ) -> dict[str, Files]:
     """What was fetched of the job from these nodes, by node. Raises RecordError where it is no
     longer as it was."""
-    known = _read(home, job)
+    known = read_fetched(home, job)
     found: dict[str, Files] = {}
     for place, before in known.files.items():
         node, _, name = place.partition("/")
         if not wanted(node):
             continue
         path = Path(known.folder) / place
-        try:
-            same = read_state(path) == before
-        except OSError:
-            same = False
-        if not same:
+        if read_state(path) != before:
             raise RecordError(
                 f"{path} is not as it was fetched from job {job.id}",
                 hint=f"`clusterctl fetch {job.id} --to DIR` fetches it again while the cluster"
@@ -320,17 +305,27 @@ def pack(files: Files, archive: Path) -> Path:
     return archive
 
 
-def read_state(path: Path) -> list[int]:
-    """What changes with a file: size, modification time and time of the last change."""
-    info = path.lstat()
+def read_state(path: Path) -> list[int] | None:
+    """What changes with a file: size, modification time and time of the last change. None where
+    there is none."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
     return [info.st_size, info.st_mtime_ns, info.st_ctime_ns]
 
 
-def _read(home: Home, job: Job) -> _FetchNote:
-    """Nothing where nothing was fetched, or the note of it is damaged."""
+def read_states(folder: Path, places: Iterable[str]) -> dict[str, list[int]]:
+    """The same of these files below the folder, as far as they are there."""
+    found = {place: read_state(folder / place) for place in places}
+    return {place: state for place, state in found.items() if state}
+
+
+def read_note(path: Path, kind: type[T]) -> T | None:
+    """What a file of JSON holds; None where there is none, or it is damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        return msgspec.convert(json.loads(_locate(home, job).read_bytes()), _FetchNote)
-    return _FetchNote()
+        return msgspec.convert(json.loads(path.read_bytes()), kind)
+    return None
 
 
 def _locate(home: Home, job: Job) -> Path:

@@ -400,7 +400,7 @@ def test_a_damaged_note_of_what_was_fetched_is_none_or_one_clear_error(value: An
         home = Home(Path(folder))
         home.make(home.jobs / "7")
         (home.jobs / "7" / "fetched.json").write_text(json.dumps(value))
-        assert isinstance(records.list_nodes(home, job()), tuple)
+        assert isinstance(records.read_fetched(home, job()).nodes, tuple)
         with suppress(RecordError):
             assert isinstance(records.find_files(home, job()), dict)
 
