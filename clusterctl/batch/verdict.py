@@ -4,7 +4,6 @@ judged by the lines of its file `state` (clusterctl/agent/messages.py).
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -486,15 +485,6 @@ def _name_some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
-_SILENCES = (
-    (r"timed out during banner exchange", "the SSH port is open, but sshd does not answer"),
-    (r"Connection timed out", "no answer from that address"),
-    (r"No route to host|Network is unreachable", "no route to that address"),
-    (r"Connection refused", "nothing listens on the SSH port"),
-    (r"Could not resolve hostname", "the host name is not known"),
-    (r"Connection (reset|closed)|closed by remote host|Broken pipe", "the connection broke"),
-)
-"""What ssh says of a host that it does not reach, and what that means."""
 _STUCK = (124, 137)
 """With these `timeout` ends: ssh had connected, or would have said why not."""
 
@@ -512,7 +502,7 @@ def _describe_lost(last: Attempt) -> str:
 def _describe_silence(code: int, text: str) -> str:
     if code in _STUCK:
         return "connected, but no reply in time"
-    return next((what for pattern, what in _SILENCES if re.search(pattern, text)), text)
+    return text.rpartition(": ")[2]  # of `ssh: connect to host worker-2 port 22: …`
 
 
 def _abort(job: Job, last: Attempt) -> str:

@@ -132,7 +132,7 @@ def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Pat
     unheard = "rank 0 >/dev/null"  # mpirun did not pass on what the rank said at its start
     job = site.ended(site.submit(1, "exit 5", f"{unheard}; {GIVES_UP}"))
     assert (job.state, job.survivors["worker-2"]) == (JobState.FAILED, -1), site.story(job)
-    assert job.reason == "lost worker-2: no route to that address"
+    assert job.reason == "lost worker-2: No route to host"
     assert "No route to host" in (site.folder("launcher", 1) / "mpirun.err").read_text()
     assert looks.exists()
     assert (site.folder("launcher", 1) / "starts").read_text() == "x\n"
