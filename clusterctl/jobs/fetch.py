@@ -549,14 +549,11 @@ class Keeper:
         interval: float | None = None,
     ) -> None:
         self._job, self._cluster, self._pool, self._folder = job, cluster, pool, job_folder
-        usual = SYNC_INTERVAL if job.spec.sync else INTERVAL
-        self._interval = usual if interval is None else interval
-        self._largest = math.inf if job.spec.sync else LARGEST
+        self._interval = interval or (SYNC_INTERVAL if job.spec.sync else INTERVAL)
         # What shares this machine's disk is not safer for a further copy on it.
         wanted = bool(job.spec.sync) or not cluster.shares_machine
         self._works = wanted and load_system(cluster.system).places_ranks
         self._end = threading.Event()
-        self._busy = threading.Lock()
 
     def __enter__(self) -> Keeper:
         if self._works:
@@ -577,19 +574,16 @@ class Keeper:
         """Why not everything has come; "" where it has. The next look may do better. `patience`:
         seconds that another clusterctl, which follows the job too, may be at it."""
         target, limit = locate_copies(self._folder).resolve(), Deadline(patience)
-        try:
-            with self._busy:
-                while True:
-                    try:
-                        bring(self._job, self._cluster, self._pool, target, self._largest)
-                        break
-                    except BlockingIOError:
-                        if limit.passed:
-                            return "another clusterctl is copying them"
-                        time.sleep(0.2)
-        except (ClusterctlError, OSError) as error:
-            return describe_reason(error)
-        return ""
+        while True:
+            try:
+                bring(self._job, self._cluster, self._pool, target)
+                return ""
+            except BlockingIOError:
+                if limit.passed:
+                    return "another clusterctl is copying them"
+                time.sleep(0.2)
+            except (ClusterctlError, OSError) as error:
+                return describe_reason(error)
 
     def finish(self, job: Job) -> str:
         """Brings what a job has saved that was told to end, or that failed: its nodes may be about
@@ -620,55 +614,41 @@ class Keeper:
         return f"{', '.join(late)} did not answer when it had ended" if late else ""
 
 
-def bring(job: Job, cluster: Cluster, pool: Pool, target: Path, largest: float = LARGEST) -> None:
-    """Makes `target`/NODE hold the launcher's copies, less those that are larger. Raises
-    NodeUnreachable, OSError; UsageError where they do not fit."""
+def bring(job: Job, cluster: Cluster, pool: Pool, target: Path) -> None:
+    """Makes `target`/NODE hold the launcher's copies, without --sync less those that are large.
+    Raises NodeUnreachable, BlockingIOError while another clusterctl is at it, and OSError;
+    UsageError where they do not fit."""
     found = find_mirror(job, cluster, pool, list_rank_nodes(job, cluster))
     if not found:
         return
+    largest = math.inf if job.spec.sync else LARGEST
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (target / ".lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another clusterctl may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for abandoned in target.glob(".part-*"):
             shutil.rmtree(abandoned)
         known = list_stored(target)
         for name, copies in found.items():
-            _bring_node(job, cluster, pool, target, name, known.get(name), copies, largest)
-
-
-def _bring_node(
-    job: Job,
-    cluster: Cluster,
-    pool: Pool,
-    target: Path,
-    name: str,
-    known: Copies | None,
-    copies: Copies,
-    largest: float,
-) -> None:
-    files = tuple(item for item in copies.files if item[1] <= largest)
-    had = set(known.files) if known else set()
-    wanted = [item for item in files if item not in had]
-    room = shutil.disk_usage(target).free - RESERVE
-    if sum(size for _, size, _ in wanted) > room:
-        raise UsageError(f"the outputs of {name} do not fit on the disk of {target}")
-    got = NodeResult(node=name, exit_code=0)
-    with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
-        if wanted:
-            paths = [path for path, _, _ in wanted]
-            new, begun = Path(scratch, name), target / f".parts-{name}"
-            got = copy_mirrored(job, cluster, pool, name, paths, new, begun)
-        left = {path for path, _, _ in files}
-        for path, _, _ in had:
-            if path not in left:
-                (target / name / path).unlink(missing_ok=True)
-        # Some may have been replaced on the launcher since it was asked: those come next time.
-        came = {path for path, _, _ in wanted if os.path.lexists(Path(scratch, name, path))}
-        if came:
-            (target / name).mkdir(exist_ok=True)
-            copying.move_into(Path(scratch, name), target / name)
-    have = tuple(item for item in files if item in had or item[0] in came)
-    note = json.dumps({"when": copies.when, "files": have}).encode()
-    write_atomic(target / f".{name}.json", note)
-    if not got.ok:
-        raise make_error(f"copying outputs of job {job.id}", got)
+            files = tuple(item for item in copies.files if item[1] <= largest)
+            had = set(known[name].files) if name in known else set()
+            wanted = [item for item in files if item not in had]
+            if sum(size for _, size, _ in wanted) > shutil.disk_usage(target).free - RESERVE:
+                raise UsageError(f"the outputs of {name} do not fit on the disk of {target}")
+            got = NodeResult(node=name, exit_code=0)
+            with tempfile.TemporaryDirectory(dir=target, prefix=".part-") as scratch:
+                new, paths = Path(scratch, name), [path for path, _, _ in wanted]
+                if wanted:
+                    begun = target / f".parts-{name}"
+                    got = copy_mirrored(job, cluster, pool, name, paths, new, begun)
+                for path in {path for path, _, _ in had} - {path for path, _, _ in files}:
+                    (target / name / path).unlink(missing_ok=True)
+                # Some may have been replaced on the launcher meanwhile: those come next time.
+                came = {path for path in paths if os.path.lexists(new / path)}
+                if came:
+                    (target / name).mkdir(exist_ok=True)
+                    copying.move_into(new, target / name)
+            have = tuple(item for item in files if item in had or item[0] in came)
+            note = json.dumps({"when": copies.when, "files": have}).encode()
+            write_atomic(target / f".{name}.json", note)
+            if not got.ok:
+                raise make_error(f"copying outputs of job {job.id}", got)

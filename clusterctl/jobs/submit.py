@@ -65,7 +65,6 @@ from clusterctl.transport.ssh import CONNECT_LIMIT
 
 FILE = "env"
 """Holds all that a rank finds in its environment."""
-MODE = 0o600
 LINGER = "/var/lib/systemd/linger"
 """Has a file for every user whose processes and memory outlive their last session."""
 
@@ -129,29 +128,17 @@ def _locate() -> str:
 
 STAGE_TIMEOUT = 600.0
 """Seconds that a node has to take what is sent to it."""
-COMPILE_TIMEOUT = 600.0
-COMPILE_PATIENCE = 2.0
-"""Seconds after which a person wants to know that a program is compiled."""
-SETUP_TIMEOUT = 3600.0
-SETUP_PATIENCE, SETUP_PAUSE = 1.0, 10.0
-"""Seconds until a person is told what it prints, and then between two such lines."""
+COMPILE_TIMEOUT, SETUP_TIMEOUT, REQUEST_TIMEOUT = 600.0, 3600.0, 40.0
+PATIENCE, PAUSE = 2.0, 10.0
+"""Seconds until a person is told what takes its time, and then between two such lines."""
 SETUP_SHOWN = 20
-"""Lines of its output that are shown where it fails."""
-ALONE = "job/sitecustomize.py"
-"""Of the templates: notes whether a rank has met others."""
-
-REQUEST_TIMEOUT = 40.0
-START_PATIENCE = 5.0
-"""Seconds after which a person wants to know what the hand-in waits for."""
-CGROUPS = "/sys/fs/cgroup"
-"""Where control groups of version 2 are; with those of version 1 it holds none."""
+"""Lines of the output of --setup that are shown where it fails."""
 Carry = int | Mapping[str, Path]
 """Outputs of an earlier job that a job starts with: those that the nodes have of the job of that
 number, or an archive here for each node."""
 GPU_VARIABLES = {
     Accelerator.NVIDIA: "CUDA_VISIBLE_DEVICES",
     Accelerator.AMD: "HIP_VISIBLE_DEVICES",
-    Accelerator.NONE: "",
 }
 """What gives a point of a sweep one GPU."""
 NUMBERS = {
@@ -214,11 +201,11 @@ def _make_files_of_node(
     if node.name not in plan.programs:
         return files
     variables = _make_variables(job, node, {**plan.env, **plan.node_env.get(node.name, {})})
-    files[FILE] = (render_environment(variables, values), MODE)
+    files[FILE] = (render_environment(variables, values), 0o600)
     # Whether its ranks have all done the same work: of Python, also behind a shell.
     if job.ranks > 1 and not spec.is_sweep and program.kind is not ProgramKind.SOURCE:
-        text = assets.find_folder("templates").joinpath(ALONE).read_text(encoding="utf-8")
-        files["lib/sitecustomize.py"] = (text, 0o644)
+        alone = assets.find_folder("templates") / "job/sitecustomize.py"
+        files["lib/sitecustomize.py"] = (alone.read_text(encoding="utf-8"), 0o644)
     files["rank.sh"] = _make_rank(job, cluster, plan, node), 0o755
     if not system.places_ranks:
         text = assets.render(
@@ -268,7 +255,7 @@ def _make_rank(job: Job, cluster: Cluster, plan: LaunchPlan, node: Node) -> str:
         "grace": math.ceil(spec.save_time),
         "signals": "INT,QUIT,USR1,USR2" if spec.pass_signal else "INT,QUIT",
         "gpu": f"{node.root}/gpu-{node.name}" if direct and gpus else "",
-        "gpu_variable": GPU_VARIABLES[node.accelerator],
+        "gpu_variable": GPU_VARIABLES.get(node.accelerator, ""),
         "gpus": gpus if direct else 0,
         "free_port": f"{node.root}/bin/free-port",
     }
@@ -287,7 +274,7 @@ def write_rank(kind: str, folder: str, root: str, settings: Mapping[str, object]
         "kind": kind,
         "numbers": NUMBERS[kind],
         "alone": write_unset(alone) if kind == "once" else "",
-        "cgroups": CGROUPS,
+        "cgroups": "/sys/fs/cgroup",
         **settings,
     }
     lines = [f"cctl_{name}={quote(str(value))}" for name, value in values.items()]
@@ -420,7 +407,7 @@ def put(
 
     if spreads:
         _require_staged(_spread_tree(tree, job, holders, pool), job)
-    with _Notice(system.slow_start if starts else "", report, START_PATIENCE):
+    with _Notice(system.slow_start if starts else "", report):
         results = pool.call_each(send, list_nodes(job, cluster))
     for result in results:
         if not result.ok and STAGED in result.text:
@@ -595,7 +582,7 @@ def _compile(job: Job, cluster: Cluster, pool: Pool, report: Reporter) -> None:
         node = cluster.node(name)
         groups.setdefault(node.facts.arch, []).append(node)
     for first, *others in groups.values():
-        with _Notice(f"compiling {program.source} on {first.name}", report, COMPILE_PATIENCE):
+        with _Notice(f"compiling {program.source} on {first.name}", report):
             binary = _compile_on(first, job, compiled, pool)
 
         def send(name: str, binary: bytes = binary) -> NodeResult:
@@ -663,7 +650,7 @@ def set_up(
         }
         commands[name] = run_inside(node, render_question(node, job.id, "set_up", settings))
     what = f"--setup runs on {count(len(names), 'node')}"
-    with _Notice(what, report, SETUP_PATIENCE, SETUP_PAUSE) as notice:
+    with _Notice(what, report) as notice:
         results = pool.run(commands, timeout=SETUP_TIMEOUT, on_stdout=notice.hear)
     for result in results:
         if result.stdout:
@@ -689,7 +676,7 @@ def build(
     """Runs a build in that folder of a node. It ends with us."""
     words = (assets.locate_agent(node.root), "build", place, json.dumps(settings))
     command = run_inside(node, f"exec /bin/sh {join(words)}")
-    with _Notice(f"building {what} on {node.name}", report, SETUP_PATIENCE, SETUP_PAUSE) as notice:
+    with _Notice(f"building {what} on {node.name}", report) as notice:
         (result,) = pool.run({node.name: command}, timeout=SETUP_TIMEOUT, on_stdout=notice.hear)
     if result.ok:
         report(f"{what} is built on {node.name} after {notice.seconds:.1f} s")
@@ -697,13 +684,10 @@ def build(
 
 
 class _Notice:
-    """Says what takes its time, where anything is to be said: after `patience` seconds, and then
-    every `pause` ones, with what nodes have printed last."""
+    """Says now and then what takes its time, and what nodes have printed last."""
 
-    def __init__(
-        self, what: str, report: Reporter, patience: float, pause: float = threading.TIMEOUT_MAX
-    ) -> None:
-        self._what, self._report, self._patience, self._pause = what, report, patience, pause
+    def __init__(self, what: str, report: Reporter) -> None:
+        self._what, self._report = what, report
         self._ended = threading.Event()
         self._last = ""
         self._started = monotonic()
@@ -718,10 +702,10 @@ class _Notice:
         return self
 
     def _tell(self) -> None:
-        pause = self._patience
+        pause = PATIENCE
         while not self._ended.wait(pause):
             self._report(f"{self._what}{self._last}")
-            pause = self._pause
+            pause = PAUSE
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
@@ -739,7 +723,7 @@ def start(job: Job, cluster: Cluster, pool: Pool, port: str, report: Reporter) -
     """Starts the supervisor, or hands the job in; returns what that has printed, a status. A batch
     system that takes its time is waited for, and that is said."""
     system = load_system(cluster.system)
-    with _Notice(system.slow_start, report, START_PATIENCE):
+    with _Notice(system.slow_start, report):
         result = pool.find_transport(cluster.launcher.name).run(
             _render_start(job, cluster, port), timeout=system.start_limit
         )
