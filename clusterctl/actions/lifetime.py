@@ -140,10 +140,6 @@ def extend(
         cluster = replace(cluster, deadline=end)
         store.save(cluster)
         store.add_event(name, "extended", deadline=round(end))
-        try:
-            provider.label_deadline(cluster, folder, end)
-        except ProviderError as error:
-            report(f"the tags in the cloud still show the old deadline: {error.message}")
     return cluster, dollars
 
 

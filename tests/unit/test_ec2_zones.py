@@ -18,7 +18,7 @@ from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import LAST_LINES, list_last_lines
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.machines import ledger
-from clusterctl.machines.ec2 import create, prices, refusals, spec
+from clusterctl.machines.ec2 import create, prices, refusals, schedules, spec
 from clusterctl.machines.ec2.api import Api, Instance, InstanceType, name_owner
 from clusterctl.machines.ec2.create import Order, make_attempts, schedule_ends
 from clusterctl.machines.ec2.host_keys import HostKeys
@@ -765,8 +765,7 @@ def test_the_deadline_tag_is_moved_on_all_there_is(market: type[Market], tmp_pat
         def call(self, action: str, **arguments: Any) -> Any:
             calls.append((action, arguments))
 
-    provider = Ec2Provider(Tagged)
-    provider.label_deadline(cluster(provider="ec2"), tmp_path, NOW)
+    schedules.label(Tagged("us-east-1"), cluster(provider="ec2"), tmp_path, NOW)
     assert [len(arguments["Resources"]) for _, arguments in calls] == [500, 500, 201]
     assert calls[0][1]["Tags"] == [{"Key": "clusterctl:deadline", "Value": "2023-11-14T22:13:20Z"}]
 
@@ -787,5 +786,5 @@ def test_what_has_just_gone_keeps_no_other_from_its_tag(
                 raise refusals.make_refusal(action, "InvalidVolume.NotFound", said, self.region)
             labelled.extend(arguments["Resources"])
 
-    Ec2Provider(Tagged).label_deadline(cluster(provider="ec2"), tmp_path, NOW)
+    schedules.label(Tagged("us-east-1"), cluster(provider="ec2"), tmp_path, NOW)
     assert labelled == ["i-1", "vpc-1"]

@@ -517,26 +517,26 @@ def _check_rights(
     subnets: Mapping[str, ZoneSubnets],
 ) -> None:
     """Raises ProviderError where AWS would not let us start a machine of one of these kinds."""
-    asked = {}
+    asked = []
     place = next(iter(subnets.values()), ZoneSubnets("", ""))
-    for machine in new:
+    # Each kind once: EC2 takes two launches a second, and dry runs count.
+    for machine in {(one.name == LAUNCHER, one.instance_type): one for one in new}.values():
         worker = machine.name != LAUNCHER
         spot = options.cloud.spot and worker
         public = not options.cloud.private or not (worker or options.cloud.instance_connect)
-        asked[spot, public, machine.instance_type] = run_in_background(
-            partial(
-                api.check_launch_right,
-                machine.instance_type,
-                amis[machine.image],
-                disk=machine.disk,
-                spot=spot,
-                cluster=options.name,
-                subnet=place.workers if worker else place.launcher,
-                public=public,
-                more_tags=ec2_api.parse_tags(options.cloud.tag),
-            )
+        ask = partial(
+            api.check_launch_right,
+            machine.instance_type,
+            amis[machine.image],
+            disk=machine.disk,
+            spot=spot,
+            cluster=options.name,
+            subnet=place.workers if worker else place.launcher,
+            public=public,
+            more_tags=ec2_api.parse_tags(options.cloud.tag),
         )
-    for answer in asked.values():
+        asked.append(run_in_background(ask))
+    for answer in asked:
         answer.result()
 
 

@@ -12,11 +12,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from clusterctl.core import assets
 from clusterctl.core.clock import Deadline
@@ -39,6 +36,7 @@ KIND = "schedule group"
 PREFIX = "clusterctl-"
 SPREADING = 30.0
 """Seconds that a new role may be unknown to the scheduler."""
+_GONE = "ResourceNotFoundException"
 AT_ONCE = 8
 """Regions take 50 schedules a second or more."""
 UNGUARDED = (
@@ -65,8 +63,7 @@ def prepare(api: Api, cluster_id: str, more_tags: Mapping[str, str] | None = Non
     if not _has_role(api):
         _make_role(api)
     made = {"Name": name_group(cluster_id), "Tags": as_list({**given, TAG: cluster_id})}
-    ask = partial(api.call, "create_schedule_group", "scheduler", **made)
-    if not _ignore_error("ConflictException", ask):
+    if not _call_unless(api, "ConflictException", "create_schedule_group", **made):
         with suppress(ProviderError):  # no deadline depends on them
             label_schedule(api, cluster_id, given)
 
@@ -75,10 +72,7 @@ def label_schedule(api: Api, cluster_id: str, tags: Mapping[str, str]) -> None:
     """Gives the group of a cluster's schedules other tags. Raises ProviderError."""
     account, group = api.find_account(), name_group(cluster_id)
     arn = f"arn:aws:scheduler:{api.region}:{account}:schedule-group/{group}"
-    _ignore_error(
-        "ResourceNotFoundException",
-        lambda: api.call("tag_resource", "scheduler", ResourceArn=arn, Tags=as_list(tags)),
-    )
+    _call_unless(api, _GONE, "tag_resource", ResourceArn=arn, Tags=as_list(tags))
 
 
 def schedule_ends(
@@ -97,16 +91,18 @@ def schedule_ends(
     role = f"arn:aws:iam::{api.find_account()}:role/{ROLE}"
     found = api.list_all("list_schedules", "Schedules", "scheduler", GroupName=group)
     known = {str(item["Name"]) for item in found}
-    ends = {id: _End("terminateInstances", {"InstanceIds": [id]}) for id in instances}
+    ends: dict[str, _End] = {
+        id: ("terminateInstances", {"InstanceIds": [id]}, LATER) for id in instances
+    }
     if nat:
         ends |= find_network(api, cluster_id)
 
     def schedule(name: str) -> None:
-        verb, end = "update_schedule" if name in known else "create_schedule", ends[name]
-        when = time.gmtime(math.ceil(max(deadline, clock()) + end.later))
+        call, arguments, later = ends[name]
+        when = time.gmtime(math.ceil(max(deadline, clock()) + later))
         _retry_for_role(
             lambda: api.call(
-                verb,
+                "update_schedule" if name in known else "create_schedule",
                 "scheduler",
                 GroupName=group,
                 Name=name,
@@ -114,18 +110,15 @@ def schedule_ends(
                 FlexibleTimeWindow={"Mode": "OFF"},
                 ActionAfterCompletion="DELETE",
                 Target={
-                    "Arn": f"arn:aws:scheduler:::aws-sdk:ec2:{end.call}",
+                    "Arn": f"arn:aws:scheduler:::aws-sdk:ec2:{call}",
                     "RoleArn": role,
-                    "Input": json.dumps(end.arguments),
+                    "Input": json.dumps(arguments),
                 },
             )
         )
 
     def drop(name: str) -> None:
-        _ignore_error(
-            "ResourceNotFoundException",
-            lambda: api.call("delete_schedule", "scheduler", GroupName=group, Name=name),
-        )
+        _call_unless(api, _GONE, "delete_schedule", GroupName=group, Name=name)
 
     for first in sorted(ends)[:1]:
         schedule(first)  # alone: it waits for the role, and shows whether the others can be made
@@ -134,12 +127,8 @@ def schedule_ends(
         list(pool.map(drop, known.difference(ends)))
 
 
-class _End(Struct, frozen=True):
-    """A call of EC2, `later` seconds after the deadline."""
-
-    call: str
-    arguments: Mapping[str, Any]
-    later: float = LATER
+_End = tuple[str, Mapping[str, Any], float]
+"""A call of EC2, and how many seconds after the deadline."""
 
 
 def find_network(api: Api, cluster_id: str) -> Mapping[str, _End]:
@@ -150,8 +139,8 @@ def find_network(api: Api, cluster_id: str) -> Mapping[str, _End]:
     alive = [item["NatGatewayId"] for item in gateways if item["State"] in ("pending", "available")]
     held = [item["AllocationId"] for item in addresses]
     return {
-        **{id: _End("deleteNatGateway", {"NatGatewayId": id}) for id in alive},
-        **{id: _End("releaseAddress", {"AllocationId": id}, RELEASE) for id in held},
+        **{id: ("deleteNatGateway", {"NatGatewayId": id}, LATER) for id in alive},
+        **{id: ("releaseAddress", {"AllocationId": id}, RELEASE) for id in held},
     }
 
 
@@ -175,29 +164,22 @@ def find_schedule(api: Api, cluster_id: str = "") -> list[Resource]:
 
 def remove_schedule(api: Api, group: str) -> None:
     """With all its schedules."""
-    _ignore_error(
-        "ResourceNotFoundException",
-        lambda: api.call("delete_schedule_group", "scheduler", Name=group),
-    )
+    _call_unless(api, _GONE, "delete_schedule_group", Name=group)
 
 
 def _has_role(api: Api) -> bool:
     """Whether the role is there with its rights, which come last."""
-    ask = partial(api.call, "get_role_policy", "iam", RoleName=ROLE, PolicyName=POLICY)
-    return _ignore_error("NoSuchEntity", ask)
+    named = {"RoleName": ROLE, "PolicyName": POLICY}
+    return _call_unless(api, "NoSuchEntity", "get_role_policy", "iam", **named)
 
 
 def _make_role(api: Api) -> None:
     texts = assets.find_folder("infra") / "ec2"
-    _ignore_error(
-        "EntityAlreadyExists",
-        lambda: api.call(
-            "create_role",
-            "iam",
-            RoleName=ROLE,
-            AssumeRolePolicyDocument=(texts / "deadline-trust.json").read_text(),
-            Description="Lets EventBridge Scheduler end clusterctl's machines at their deadline",
-        ),
+    _call_unless(
+        *(api, "EntityAlreadyExists", "create_role", "iam"),
+        RoleName=ROLE,
+        AssumeRolePolicyDocument=(texts / "deadline-trust.json").read_text(),
+        Description="Lets EventBridge Scheduler end clusterctl's machines at their deadline",
     )
     api.call(
         "put_role_policy",
@@ -208,12 +190,14 @@ def _make_role(api: Api) -> None:
     )
 
 
-def _ignore_error(code: str, ask: Callable[[], Any]) -> bool:
-    """Whether there was none."""
+def _call_unless(
+    api: Api, ignored: str, action: str, service: str = "scheduler", /, **arguments: Any
+) -> bool:
+    """Whether AWS did not refuse it with that code."""
     try:
-        ask()
+        api.call(action, service, **arguments)
     except RefusedByAws as refused:
-        if refused.code != code:
+        if refused.code != ignored:
             raise
         return False
     return True
@@ -262,10 +246,13 @@ def extend(api: Api, cluster: Cluster, folder: Path, deadline: float) -> None:
             hint="`clusterctl status --live` shows each node's own; try again",
             transient=True,
         )
+    with suppress(ProviderError):
+        label(api, cluster, folder, deadline)
 
 
-def label(cluster: Cluster, folder: Path, deadline: float, api: Api) -> None:
-    """As the protocol says: all that EC2 has of the cluster, and the group of its schedules."""
+def label(api: Api, cluster: Cluster, folder: Path, deadline: float) -> None:
+    """Shows when the cluster ends on all that EC2 has of it, and on the group of its schedules: for
+    people and `gc`; no machine ends by it. Raises ProviderError."""
     value = ec2_api.render_deadline(deadline)
     ec2_api.label(api, cluster.id, ec2_api.DEADLINE_TAG, value)
     state = spec.load_state(folder)
@@ -279,7 +266,7 @@ def _extend_in_aws(api: Api, cluster: Cluster, deadline: float) -> None:
     try:
         schedule_ends(api, cluster.id, there, deadline, nat=nat)
     except RefusedByAws as refused:
-        if refused.code != "ResourceNotFoundException":
+        if refused.code != _GONE:
             raise
         # Another person has removed the cluster, or its schedules alone.
         name = cluster.name
