@@ -20,8 +20,6 @@ WINDOW = 10.0
 SETTLED = 2.0
 """Seconds that bytes have to move before their speed tells how long the rest will take. The first
 fill buffers, or wait for connections."""
-DOUBT = 0.25
-"""An estimate stands, and counts down with the clock, until it is wrong by more than this part."""
 PAUSE = 2.0
 """Seconds without a byte after which the next one belongs to another copy."""
 
@@ -32,8 +30,6 @@ class Speedometer:
     def __init__(self, now: float, size: int) -> None:
         self._seen = deque([(now, size)])
         self._moved = now
-        self._end = -1.0
-        """When the rest will have come, as it was last told."""
 
     def add(self, now: float, size: int) -> bool:
         """Whether bytes have moved since the last time."""
@@ -61,12 +57,7 @@ class Speedometer:
         middle, size = self._seen[(len(self._seen) - 1) // 2]
         recent, rate = (last - size) / max(end - middle, 1e-3), self.rate
         steady = end - start >= SETTLED and rate / 2 <= recent <= rate * 2
-        if not (left and rate > 0 and steady):
-            return None
-        rest, told = left / rate, self._end - end
-        if abs(told - rest) > max(DOUBT * rest, 1.0):
-            self._end, told = end + rest, rest
-        return max(told, 0.0)
+        return left / rate if left and rate > 0 and steady else None
 
 
 # -------------------------------------------------------------------------------------------------

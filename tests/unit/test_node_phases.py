@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
-import pytest
-
 from clusterctl.actions import common
 from clusterctl.cli.console import Console
 from clusterctl.cli.data import Download
@@ -142,20 +138,6 @@ def test_an_estimate_begins_when_it_can_be_believed() -> None:
     told = [seconds for seconds in estimates if seconds is not None]
     assert told
     assert all(seconds < 5 for seconds in told)
-
-
-def test_an_estimate_counts_down_while_the_speed_wavers() -> None:
-    """By a fifth up and down: what a person reads goes with the clock and does not jump."""
-    speed, told, done = Speedometer(0.0, 0), [], 0
-    for tick in range(1, 120):
-        done += 12_000_000 if tick // 8 % 2 else 8_000_000
-        speed.add(tick / 4, done)
-        told.append(speed.estimate(2_000_000_000 - done))
-    seconds = [left for left in told if left is not None]
-    steps = [before - after for before, after in itertools.pairwise(seconds)]
-    assert len(steps) > 90
-    assert sum(step != 0.25 for step in steps) <= 1
-    assert speed.estimate(20_000_000_000) == pytest.approx(500, rel=0.2), "but not against reason"
 
 
 def test_a_speed_that_changes_tells_nothing() -> None:
