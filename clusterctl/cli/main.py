@@ -497,16 +497,16 @@ def execute(arguments: list[str]) -> int:
 def _run(arguments: list[str]) -> int:
     _refuse_bytes(arguments)
     if arguments[:1] == ["run"]:
-        own = VERBS["run"].spellings()
+        run, own = VERBS["run"], VERBS["run"].spellings()
         words, system = arguments[1:], ""
         unknown = any(word.startswith("-") and word not in own for word in words)
         unknown |= batch_systems.CONFUSED.intersection(words[:-1]) != set()
-        if unknown or batch_systems.find_misread(words, own)[0]:
+        if unknown or batch_systems.find_misread(words, run)[0]:
             system = _find_batch_system(words)
         if system:
             words = batch_systems.translate(words, system, own)
             arguments = ["run", *words]
-        given, instead = batch_systems.find_misread(words, own, system)
+        given, instead = batch_systems.find_misread(words, run, system)
         if given:
             raise UsageError(f"{given} is no option of `run`", hint=instead)
     command = make_command()

@@ -12,7 +12,7 @@ from typing import Any
 
 from clusterctl.options import kinds
 from clusterctl.options.batch import BATCH_SYSTEMS
-from clusterctl.options.kinds import Group, Limit, Option, flag, join_words, text
+from clusterctl.options.kinds import Group, Limit, Option, Verb, flag, join_words, text
 
 
 @cache
@@ -153,20 +153,13 @@ def translate(words: Sequence[str], system: str, own: Mapping[str, Option[Any]])
     return [*found, *rest]
 
 
-def find_misread(
-    words: Sequence[str], own: Mapping[str, Option[Any]], system: str = ""
-) -> tuple[str, str]:
+def find_misread(words: Sequence[str], run: type[Verb], system: str = "") -> tuple[str, str]:
     """Of a command line of `run`, the words before SCRIPT that would be read as options of ours,
-    `own`, but are a batch system's, and what to write; "", "" if there are none. `system`: the only
-    one that may be meant."""
-    rows = [BATCH_SYSTEMS[system]] if system else BATCH_SYSTEMS.values()
-    behind = 0
-    for place, word in enumerate(words):
-        if behind:
-            behind -= 1
-            continue
-        if not word.startswith("-") or word == "--":
-            break
+    but are a batch system's, and what to write; "", "" if there are none. `system`: the only one
+    that may be meant."""
+    rows, own = [BATCH_SYSTEMS[system]] if system else BATCH_SYSTEMS.values(), run.spellings()
+    for place in run.list_leading(words)[:-1]:
+        word = words[place]
         value, script = [*words[place + 1 : place + 3], "", ""][:2]
         given = f"{word} {value}".strip()
         if word == "-np":  # mpirun's
@@ -191,7 +184,6 @@ def find_misread(
                 found.append(f"{row.named[word]} {value} ({row.title})")
         if found:
             return given, " or ".join(found)
-        behind = option.words if option and not is_flag else 0
         if word == MODULE:
             break
     return "", ""

@@ -402,12 +402,13 @@ class Verb:
         return 1 if complete else 1 + wanted
 
     @classmethod
-    def count_leading(cls, words: list[str]) -> int:
-        """How many of `words` are options with their values, from the first on."""
-        end = 0
+    def list_leading(cls, words: Sequence[str]) -> list[int]:
+        """Where the options among `words` stand, from the first on, and where they end."""
+        found, end = [0], 0
         while end < len(words) and words[end].startswith("-") and words[end] != "--":
             end += cls.count_words(words[end])
-        return end
+            found.append(min(end, len(words)))
+        return found
 
     def pick_fields(self, spec: type[Any]) -> dict[str, Any]:
         """What was given of the options that are fields of a struct, by their names."""

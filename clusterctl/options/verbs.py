@@ -291,18 +291,12 @@ class Started(Common):
     def arrange(cls, words: list[str]) -> list[str]:
         """Options before SCRIPT are ours, the rest is the script's; `-m MODULE` or `--` ends
         ours."""
-        index = 0
-        while index < len(words):
-            word = words[index]
-            if word == "--":  # the parser takes one away: the other says that a command follows
-                return [*words[:index], "--", *words[index:]]
-            if not word.startswith("-"):
-                break
-            if cls.read_word(word)[0] == "-m":
-                index += cls.count_words(word)
-                return [*words[:index], "--", *words[index:]]
-            index += cls.count_words(word)
-        return words
+        places = cls.list_leading(words)
+        modules = [i for i, at in enumerate(places[:-1], 1) if cls.read_word(words[at])[0] == "-m"]
+        end = places[modules[0] if modules else -1]
+        # The parser takes one `--` away: the other says that a command follows.
+        follows = modules or words[end : end + 1] == ["--"]
+        return [*words[:end], "--", *words[end:]] if follows else words
 
 
 class Run(Started, heading=JOBS, module="run"):
@@ -565,7 +559,7 @@ class Rerun(Common, heading=JOBS, module="run"):
     @classmethod
     def arrange(cls, words: list[str]) -> list[str]:
         """Without a number before it, all after `--` is still the program's."""
-        end = cls.count_leading(words)
+        end = cls.list_leading(words)[-1]
         return [*words[:end], "", *words[end:]] if words[end : end + 1] == ["--"] else words
 
 
@@ -793,11 +787,11 @@ class Ssh(Common, heading=MACHINES, module="access"):
     def arrange(cls, words: list[str]) -> list[str]:
         """Options before the command are ours, also between NODE and the command, which begins at
         `--` or at the first word after NODE; all from there on is the command's."""
-        end = cls.count_leading(words)
+        end = cls.list_leading(words)[-1]
         ours, rest, node = words[:end], words[end:], ""
         if rest and rest[0] != "--":
             node, *rest = rest
-            end = cls.count_leading(rest)
+            end = cls.list_leading(rest)[-1]
             ours, rest = ours + rest[:end], rest[end:]
         return [*ours, "--", node, *rest[rest[:1] == ["--"] :]]
 
