@@ -110,7 +110,7 @@ def find_earlier_files(
                     report(_describe_lost(old, gone))
                 brought = bool(next_job.spec.resume_args)
                 here = [] if brought else [name for name in there if name in places]
-                _report_missing(old, first, here, wrote, report)
+                _report_missing(old, first, here, wrote, stale, report)
                 return EarlierFiles(old, cluster, in_place=True)
     source = EarlierFiles(old, cluster, nodes=tuple(names), there=there, copies=copies)
     why = f"{first}, where its rank 0 ran, has none of its files"
@@ -206,10 +206,15 @@ def _has_stale(old: Job, found: Sequence[fetch.Output], first: str) -> bool:
 
 
 def _report_missing(
-    old: Job, first: str, here: Sequence[str], wrote: Collection[str], report: Reporter
+    old: Job,
+    first: str,
+    here: Sequence[str],
+    wrote: Collection[str],
+    stale: bool,
+    report: Reporter,
 ) -> None:
-    """Says which ranks on the nodes `here` start from the beginning: they have nothing but what
-    these nodes have."""
+    """Says which ranks on the nodes `here` start from the beginning, or from an earlier point: they
+    have nothing but what these nodes have."""
     without = [name for name in here if name not in wrote]
     if first not in wrote:
         report(f"job {old.id} has left no files on {first}: the program starts from the beginning")
@@ -217,6 +222,11 @@ def _report_missing(
         report(
             f"{', '.join(without)}: job {old.id} has left no files there, as it has on"
             f" {first}: ranks there that read files of their own start from the beginning"
+        )
+    if stale:
+        report(
+            f"files of job {old.id} on other nodes are older than those on {first}, which are too"
+            " large to copy: ranks there that read files of their own read old ones"
         )
 
 

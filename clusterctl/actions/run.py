@@ -413,6 +413,7 @@ def prepare(
         asked = asked.limit_to(first, system.launchers)
         spec, asked = project_words.fill(asked, spec, resolved.settings, cluster)
     job, plan = plan_job(cluster, spec, number=number)
+    _check_image(job.spec, tree)
     places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
     notes = [*plan.notes, *resolved.notes, asked.note if asked.launcher else ""]
     if wanted and packages and packages.locks:
@@ -528,6 +529,19 @@ def _find_image(cluster: Cluster, image: str) -> str:
     if image and cluster.launcher.here and os.path.exists(image):
         return os.path.abspath(image)
     return image
+
+
+def _check_image(spec: JobSpec, tree: project_tree.Tree) -> None:
+    """Raises UsageError where the image of ranks was to come with the tree, and does not."""
+    image = spec.container
+    if not image or image.startswith(("/", "~")) or "://" in image:
+        return
+    name = os.path.normpath(os.path.join(spec.program.folder, image))
+    if not any(f"{file}/".startswith(f"{name}/") for file in map(str, tree.files)):
+        raise UsageError(
+            f"--container {image}: no such file among those that are copied",
+            hint="an absolute path is one of the nodes; docker://IMAGE is fetched by them",
+        )
 
 
 def submit(

@@ -221,6 +221,18 @@ def test_options_that_begin_as_theirs_stay_ours(call: Call) -> None:
     assert call("run", "--dry-run", "-pe", "mpi", "2", "train.py", "-N", "2").code == 0
 
 
+def test_an_image_that_is_not_copied_is_missed_before_the_queue(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    open_store().save(site("slurm"))
+    line = ("run", "--dry-run", "--container", "image.sif", "train.py")
+    assert call(*line).code == 2
+    Path("image.sif").touch()
+    assert call(*line).code == 0
+
+
 @rows("system, words, told", "batch.a_dry_run_says_what_srun_is_told")
 def test_a_dry_run_says_what_srun_is_told(
     call: Call, system: str, words: list[str], told: int

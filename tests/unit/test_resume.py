@@ -156,6 +156,19 @@ def test_a_snapshot_that_the_job_began_with_does_not_replace_that_of_rank_0(
         shutil.rmtree(there.work("worker-2", 8).parent)
 
 
+def test_old_files_that_are_too_large_to_replace_are_named(
+    tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions_rerun, "SPREAD", 3)
+    site = lab(tmp_path / "nodes")
+    site.job(tree)
+    for name, modified in (("worker-1", 60), ("worker-2", 1)):
+        write(site, name, snapshot="epoch")
+        os.utime(site.work(name) / "snapshot", (modified, modified))
+    [said] = move(site, site, tree)
+    assert "older than those on worker-1" in said
+
+
 def have(site: Staged, name: str) -> dict[str, str]:
     """The files of job 8 there, less what was staged."""
     work = site.work(name, 8)
