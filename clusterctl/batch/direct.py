@@ -115,8 +115,6 @@ class Direct(BatchSystem):
         return (cluster.launcher if cluster.one_host else node).facts.hostname
 
     def script(self, job: Job, cluster: Cluster, plan: LaunchPlan) -> dict[str, str]:
-        launcher, spec = cluster.launcher, job.spec
-        where = {node.name: f"{node.root}/jobs/{job.id}" for node in cluster.nodes}
         found = {
             "alloc": "".join(
                 f"{place.node} {place.count} {cluster.node(place.node).slots}\n"
@@ -125,11 +123,10 @@ class Direct(BatchSystem):
             "launch.sh": _write_launch(job, cluster, plan),
             "plan.json": render_plan(make_plan(job, cluster)),
         }
-        if spec.is_sweep:
-            agent = assets.locate_agent(launcher.root)
-            found["points.sh"] = assets.render(
-                "job/points.sh.j2", id=job.id, agent=agent, folder=where[launcher.name]
-            )
+        if job.spec.is_sweep:  # not by agent.sh: it is one of the job's processes
+            root = cluster.launcher.root
+            words = (assets.locate_agent(root), "points", f"{root}/jobs/{job.id}")
+            found["points.sh"] = f"#!/bin/sh\nexec /bin/sh {shlex.join(words)}\n"
         return found
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:
@@ -145,23 +142,18 @@ class Direct(BatchSystem):
             '"$cctl_scratch/hostfile"' if word == "hostfile" else render_command_line((word,))
             for word in plan.argv[:wrapper]
         ]
-        what = job.spec.program
-        compiled = plan_compilation(what, job.spec.env)
+        spec, what = job.spec, job.spec.program
+        compiled = plan_compilation(what, spec.env)
         return assets.render(
             "job/emit.sh.j2",
-            system="direct",
-            once=job.spec.once,
+            spec=spec,
+            plan=plan,
+            launcher=launcher,
             compile=compiled.line.replace("\n", " ") if compiled else "",
             beside=beside,
             title=" ".join((what.target, *what.args)),
             version=__version__,
-            launcher=launcher.name,
-            user=launcher.user,
-            address=launcher.address,
-            root=launcher.root,
-            hostfile=plan.files["hostfile"],
-            working=what.folder,
-            env=sorted({**plan.env, **job.spec.env}.items()),
+            env=sorted({**plan.env, **spec.env}.items()),
             nodes=[
                 {
                     "name": item.node,
@@ -172,8 +164,6 @@ class Direct(BatchSystem):
                 for item in job.placement
             ],
             delimiter=make_delimiter(job),
-            secrets=job.spec.secret_names,
-            reasons=plan.reasons,
             command=" ".join(words),
         )
 
