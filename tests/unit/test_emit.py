@@ -15,6 +15,7 @@ from clusterctl.actions.run import Prepared, emit
 from clusterctl.batch.direct import Direct
 from clusterctl.core import assets
 from clusterctl.core.job import LaunchPlan, ProgramKind
+from clusterctl.core.model import Node
 from clusterctl.errors import UsageError
 from clusterctl.launch import launcher
 from clusterctl.project.tree import Tree
@@ -187,6 +188,13 @@ def test_no_script_is_emitted_for_torchrun() -> None:
     assert caught.value.hint
 
 
+def place_ssh(root: Path, other: Node) -> Path:
+    script = root / "bin" / "clusterctl-ssh"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(assets.render("bootstrap/agent.sh.j2", root=str(root), nodes=[other]))
+    return script
+
+
 @pytest.mark.parametrize("tag", ["", "lab-1/7;"])
 def test_ssh_between_nodes_brings_its_own_path(tag: str, tmp_path: Path) -> None:
     """Open MPI 4's daemons start ssh by name, also in a script of `--emit sh`, which has no tag."""
@@ -195,9 +203,9 @@ def test_ssh_between_nodes_brings_its_own_path(tag: str, tmp_path: Path) -> None
     (tmp_path / "ssh").write_text('#!/bin/sh\nprintf "%s" "$4"\n')
     (tmp_path / "ssh").chmod(0o755)
     where = node("worker-1", root="/far/root", mpi_prefix="/far/mpi")
-    script = assets.render("bootstrap/agent.sh.j2", root=str(root), nodes=[where])
+    script = place_ssh(root, where)
     done = subprocess.run(
-        ["/bin/sh", "-c", script, "agent", "worker-1", "command", "word"],
+        ["/bin/sh", script, "worker-1", "command", "word"],
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "CLUSTERCTL_JOB": tag},
         capture_output=True,
         text=True,
@@ -216,9 +224,9 @@ def test_start_files_of_a_node_name_no_job_to_its_ranks(tmp_path: Path) -> None:
     exports = " ".join(f"{name}=old" for name in names.split())
     login.write_text(f'#!/bin/sh\nexport {exports}\nexec sh -c "$4"\n')
     login.chmod(0o755)
-    script = assets.render("bootstrap/agent.sh.j2", root=str(tmp_path), nodes=[node("worker-1")])
+    script = place_ssh(tmp_path, node("worker-1"))
     done = subprocess.run(
-        ["/bin/sh", "-c", script, "agent", "worker-1", "PMI_RANK=1; export PMI_RANK; env"],
+        ["/bin/sh", script, "worker-1", "PMI_RANK=1; export PMI_RANK; env"],
         env={"PATH": f"{login.parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
