@@ -155,8 +155,7 @@ def download(
         raise make_local_error(
             f"{error.filename or root} cannot be written: {error.strerror or error}",
             error.errno,
-            hint=f"{dataset.name} takes about {dataset.size * 3 // 1_000_000 + 1} MB while it is "
-            "unpacked; check permissions and free space, or set CLUSTERCTL_HOME",
+            hint="check permissions and free space, or set CLUSTERCTL_HOME",
         ) from error
 
 

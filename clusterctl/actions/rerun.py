@@ -444,14 +444,12 @@ def _require_known(store: Store, old: Job) -> Job:
 
 
 def _choose_points(old: Job) -> tuple[int, ...]:
-    if not old.spec.is_sweep:
-        raise UsageError(f"job {old.id} is not a sweep", hint="leave out --failed")
     if not old.state.ended:
         raise UsageError(
             f"job {old.id} is still {old.state.value}", hint=f"`clusterctl logs {old.id} -f` waits"
         )
-    if not old.unfinished_points:
-        raise UsageError(f"all points of job {old.id} succeeded", hint="leave out --failed")
+    if not (old.spec.is_sweep and old.unfinished_points):
+        raise UsageError(f"no point of job {old.id} has failed", hint="leave out --failed")
     return old.unfinished_points
 
 
