@@ -533,10 +533,11 @@ def explain_missing_file(text: str) -> str:
     for name in reversed(_NOT_FOUND.findall(text)):
         if not os.path.exists(name):
             continue
+        folder = shlex.quote(os.path.dirname(name) or name)
         if os.path.isabs(name):
             return (
-                f"{name} is on this machine, but not on the node\n  `clusterctl data push"
-                f" {shlex.quote(str(Path(name).parent))}` copies data to $CLUSTERCTL_DATA on each"
+                f"{name} is on this machine, but not on the node\n  `clusterctl data push {folder}`"
+                " copies data to $CLUSTERCTL_DATA on each"
             )
         asked = process.run(("git", "check-ignore", "-q", "--", name), timeout=GIT_TIMEOUT)
         if asked.exit_code == NO_REPOSITORY:
@@ -547,11 +548,9 @@ def explain_missing_file(text: str) -> str:
                 " that holds both"
             )
         if asked.ok:
-            folder = os.path.dirname(name) or name
             return (
                 f"{name} was not copied to the nodes, because git ignores it\n"
-                f"  `--include {shlex.quote(folder)}` before the program copies it, too;"
-                " `clusterctl data push FOLDER` copies large data, once, to $CLUSTERCTL_DATA on"
-                " each node"
+                f"  `--include {folder}` before the program copies it, too; `clusterctl data push"
+                " FOLDER` copies large data, once, to $CLUSTERCTL_DATA on each node"
             )
     return ""

@@ -656,20 +656,13 @@ def find_interpreter(path: Path) -> str:
     """What the first line of a script names to run it; for `env NAME`, the name alone. "": it is no
     script, or its shell is everywhere."""
     with suppress(OSError), path.open("rb") as file:
-        first = os.fsdecode(file.readline(512)).rstrip()
-        words = first.removeprefix("#!").split()
-        if first.startswith("#!") and words:
-            if PurePath(words[0]).name == "env":
-                words = [word.removeprefix("-S") for word in words[1:]]
-                pairs = zip(["", *words], words, strict=False)
-                words = [w for before, w in pairs if w and before not in _TAKE_A_VALUE]
-                words = [w for w in words if "=" not in w and not w.startswith("-")]
-            return "" if not words or words[0] in ("/bin/sh", "sh") else words[0]
+        first = os.fsdecode(file.readline(512))
+        words = first.removeprefix("#!").split() if first.startswith("#!") else []
+        if words and PurePath(words[0]).name == "env":
+            rest = (word.removeprefix("-S") for word in words[1:])
+            words = [word for word in rest if word and "=" not in word and word[0] != "-"]
+        return "" if words[:1] in ([], ["/bin/sh"], ["sh"]) else words[0]
     return ""
-
-
-_TAKE_A_VALUE = {"-u", "--unset", "-C", "--chdir"}
-"""Options of env whose value is the next word."""
 
 
 def render_question(program: Program, folder: str, node: Node) -> str:

@@ -888,17 +888,14 @@ def fill(
         sizes.pop("nodes", None)
     elif any(asked.node_range):
         asked = replace(asked, sizes={**asked.sizes, "nodes": sizes["nodes"]})
-    for name, value in asked.native.items():
-        if name not in settings:
-            given = spec.native.get(name, value)
-            _refuse_other(
-                given, value, f"--{name} {given}", f"{asked.launcher} {asked.typed[name]}"
-            )
-    if "env" not in settings:
-        for name, value in asked.env.items():
-            given = spec.env.get(name, value)
-            said = f"{asked.launcher} with {name}={value}"
-            _refuse_other(given, value, f"--env {name}={given}", said)
+    native = {name: value for name, value in spec.native.items() if name not in settings}
+    for name in native.keys() & asked.native.keys():
+        said = f"{asked.launcher} {asked.typed[name]}"
+        _refuse_other(native[name], asked.native[name], f"--{name} {native[name]}", said)
+    env = {} if "env" in settings else spec.env
+    for name in env.keys() & asked.env.keys():
+        said = f"{asked.launcher} with {name}={asked.env[name]}"
+        _refuse_other(env[name], asked.env[name], f"--env {name}={env[name]}", said)
     if "mpirun_args" not in settings:
         for option in asked.mpirun_args:
             if other := find_other_value(option, spec.mpirun_args):
