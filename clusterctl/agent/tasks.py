@@ -3,11 +3,12 @@ its own, where it began and how it ended. A shared disk takes no lines from seve
 """
 
 import fcntl
+import glob
 import os
 import socket
 import subprocess
 import time
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from . import messages, outputs, processes
 from .messages import BatchPlan
@@ -18,49 +19,40 @@ UNREADY = 6
 """The exit code of what could not begin."""
 
 
-class Notes(NamedTuple):
-    """What tasks have left, by point: when and where each began, and its code, time and attempt."""
-
-    began: Dict[str, Tuple[str, ...]]
-    ended: Dict[str, Tuple[str, ...]]
-
-
-def read_notes(job: str) -> Notes:
+def read_notes(job: str, kind: str, length: int) -> Dict[str, List[str]]:
+    """What tasks have left, by point: of the kind `node` when and where it began, of `exit` its
+    code, time and attempt. `length`: words of a whole note."""
     out = os.path.join(job, "out")
     # On a shared disk, the login node sees at once what is new in a folder that it has changed.
     with open(os.path.join(out, "seen"), "w"):
         pass
-    notes = Notes({}, {})
-    for name in sorted(os.listdir(out)):
-        point, dot, kind = name[len("rank-") :].partition(".")
-        found, length = {"node": (notes.began, 2), "exit": (notes.ended, 3)}.get(kind, ({}, 0))
-        words = processes.read_text(os.path.join(out, name)).split()
-        if dot and len(words) == length:
-            found[point] = tuple(words)
-    return notes
+    found = {}
+    for path in sorted(glob.glob(f"{glob.escape(out)}/rank-*.{kind}")):
+        words = processes.read_text(path).split()
+        if len(words) == length:
+            found[os.path.basename(path)[len("rank-") : -len("." + kind)]] = words
+    return found
 
 
-def list_facts(notes: Notes, ended: str = "") -> List[str]:
-    """Their words as the state file of other jobs has them. `ended`: when, if all have."""
-    if not notes.began:
+def list_facts(job: str, ended: str = "") -> List[str]:
+    """Its notes as the state file of other jobs has them. `ended`: when, if all have."""
+    began, ends, say = read_notes(job, "node", 2), read_notes(job, "exit", 3), messages.write_line
+    if not began:
         return []
-    began = min((words[0] for words in notes.began.values()), key=float)
-    say = messages.write_line
-    lines = [say("running", began, 1)]
-    lines += [say("point", when, point, node) for point, (when, node) in notes.began.items()]
+    lines = [say("running", min((when for when, _ in began.values()), key=float), 1)]
+    lines += [say("point", when, point, node) for point, (when, node) in began.items()]
     lines += [
-        say("exit", when, point, code, attempt)
-        for point, (code, when, attempt) in notes.ended.items()
+        say("exit", when, point, code, attempt) for point, (code, when, attempt) in ends.items()
     ]
     if ended:
-        count = len(notes.began)
+        count = len(began)
         lines += [say("launcher", ended, 0), say("started", ended, count), say("ended", ended)]
     return lines
 
 
 def tell(job: str) -> Iterator[str]:
     """What is known of a job whose tasks have not all ended well."""
-    yield from list_facts(read_notes(job))
+    yield from list_facts(job)
     cause = processes.read_text(os.path.join(job, "stop"))
     if cause:
         yield messages.write_line("stop", None, cause)
@@ -140,11 +132,11 @@ def compile_program(job: str, plan: BatchPlan) -> bool:
 
 def _close(job: str, count: int) -> None:
     """By the last of so many points to end well: nobody else has to ask the queue."""
-    notes = read_notes(job)
-    if [words[0] for words in notes.ended.values()] != ["0"] * count:
+    ends = read_notes(job, "exit", 3)
+    if [code for code, *_ in ends.values()] != ["0"] * count:
         return
     processes.remove(os.path.join(job, "env"))
-    lines = list_facts(notes, f"{time.time():.9f}")
+    lines = list_facts(job, f"{time.time():.9f}")
     state = os.path.join(job, "state")
     with open(os.path.join(job, "state.lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -77,7 +77,7 @@ def test_what_tasks_note_is_told_as_of_other_jobs(tmp_path: Path) -> None:
     assert told == facts
     assert (stop.split()[0], stop.split()[2]) == ("stop", "cancelled")
     ends = ["launcher 13 0", "started 13 2", "ended 13"]
-    assert tasks.list_facts(tasks.read_notes(str(tmp_path)), "13") == [*facts, *ends]
+    assert tasks.list_facts(str(tmp_path), "13") == [*facts, *ends]
 
 
 @pytest.fixture
