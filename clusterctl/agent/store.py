@@ -246,37 +246,25 @@ class FileStore:
         """The rest of a file, as it comes here: an open one, from which of its bytes on, and how
         many. 0: nothing has come for a moment."""
         left, offset, seen = wanted.size - wanted.had, wanted.had, 0
-        file: Optional[IO[bytes]] = None
-        try:
-            while left:
-                if file is None:
-                    file = self._open_begun(wanted.digest)
-                if file is not None:
-                    count = min(left, os.fstat(file.fileno()).st_size - offset)
-                    if count >= min(left, STEP) or 0 < count <= seen:  # much, or no more comes
-                        yield file.fileno(), offset, count
-                        offset += count
-                        left -= count
-                        seen = 0
-                        continue
-                    seen = count
-                    # Another process may have been faster, or it was wrong and comes again.
-                    place = self.locate(wanted.digest)
-                    gone = not os.fstat(file.fileno()).st_nlink
-                    if gone or (os.path.exists(place) and not _is_same(file.fileno(), place)):
-                        file.close()
-                        file = None
-                time.sleep(pause)
-                yield -1, offset, 0
-        finally:
-            if file is not None:
-                file.close()
+        while left:
+            # Anew each time: another process may have been faster, or it was wrong and comes again.
+            with self._open_begun(wanted.digest) as file:
+                count = min(left, os.fstat(file.fileno()).st_size - offset)
+                if count >= min(left, STEP) or 0 < count <= seen:  # much, or no more comes
+                    yield file.fileno(), offset, count
+                    offset += count
+                    left -= count
+                    seen = 0
+                    continue
+            seen = count
+            time.sleep(pause)
+            yield -1, offset, 0
 
-    def _open_begun(self, digest: str) -> Optional[IO[bytes]]:
+    def _open_begun(self, digest: str) -> IO[bytes]:
         for path in (self.locate(digest), self.locate_part(digest), self.locate(digest)):
             with contextlib.suppress(FileNotFoundError):
                 return open(path, "rb", 0)
-        return None
+        return open(os.devnull, "rb", 0)
 
     # ---------------------------------------------------------------------------------------------
     # What is made of it.
@@ -373,17 +361,21 @@ class FileStore:
                 raise
             finally:
                 if processes.lock(lock):
-                    self.evict(self._choose_limit(), forgotten)
+                    self.evict(None, forgotten)
 
-    def evict(self, limit: int, forgotten: float = FORGOTTEN) -> None:
-        """Removes files until they have no more bytes than `limit`: those that were not used for
-        the longest time first; none that a data set is linked to: that would free nothing. Removes
-        parts to which nothing was added for `forgotten` seconds."""
+    def evict(self, limit: Optional[int], forgotten: float = FORGOTTEN) -> None:
+        """Removes files until they have no more bytes than `limit`, else than a part of what the
+        disk has for them and for others: those that were not used for the longest time first; none
+        that a data set is linked to: that would free nothing. Removes parts to which nothing was
+        added for `forgotten` seconds."""
         for part in os.scandir(self._parts):
             if part.stat().st_mtime <= time.time() - forgotten:
                 remove(part.path)
         kept = sorted(self._list_kept())
         total = sum(size for _, size, _ in kept)
+        if limit is None:
+            disk = os.statvfs(self._folder)
+            limit = min(LARGEST, (disk.f_bavail * disk.f_frsize + total) // SHARE)
         for _, size, path in kept:
             if total <= limit:
                 break
@@ -398,12 +390,6 @@ class FileStore:
                     status = entry.stat()
                     if status.st_nlink == 1:
                         yield status.st_atime, status.st_size, entry.path
-
-    def _choose_limit(self) -> int:
-        """Bytes that it may have: a part of what the disk has for it and for others."""
-        disk = os.statvfs(self._folder)
-        free = disk.f_bavail * disk.f_frsize
-        return min(LARGEST, (free + sum(size for _, size, _ in self._list_kept())) // SHARE)
 
 
 # -------------------------------------------------------------------------------------------------
