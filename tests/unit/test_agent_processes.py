@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clusterctl.agent import processes
 from clusterctl.agent.processes import Processes, list_living, list_programs
 from clusterctl.agent.ranks import heed
 from tests.e2e.cli import wait_for
+from tests.unit.tables import rows
 
 TAG = f"CLUSTERCTL_JOB=test-{os.getpid()}/1;"
 
@@ -181,3 +186,193 @@ def test_who_waits_for_word_ends_with_its_rank(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     heed(str(tmp_path), "X=1;", "0", 1, 1.0, gone.pid)
+
+
+@rows("words, given, found", "agent_processes.how_a_program_has_ended")
+def test_how_a_program_has_ended(words: list[str], given: dict[str, Any], found: list[Any]) -> None:
+    assert list(processes.call(*words, **given or {})) == found
+
+
+def test_a_program_finds_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OURS", "stays")
+    script = 'echo "$OURS $MORE"; pwd; cat'
+    given = {"folder": str(tmp_path), "variables": {"MORE": "comes"}, "stdin": "ü"}
+    said = processes.call("/bin/sh", "-c", script, **given)  # type: ignore[arg-type]
+    assert said.out == f"stays comes\n{tmp_path}\nü"
+
+
+@rows("noted, boot", "agent_processes.what_says_that_a_node_was_started")
+def test_what_says_that_a_node_was_started(noted: str, boot: str) -> None:
+    assert processes.parse_boot(noted.encode()) == boot
+
+
+def test_this_boot() -> None:
+    boot, first = processes.read_boot().split()
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert first == Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_a_file_is_there_at_once_or_not_at_all(tmp_path: Path) -> None:
+    place = str(tmp_path / "it")
+    assert (processes.read(place), processes.read_text(place)) == (b"", "")
+    processes.write(place, " ü\udcff\n")
+    assert Path(place).read_bytes() == b" \xc3\xbc\xff\n"
+    assert processes.read_text(place) == "ü\ufffd"
+    processes.write(place, b"\xfe")
+    assert Path(place).read_bytes() == b"\xfe"
+    (tmp_path / "it.new").mkdir()
+    with pytest.raises(IsADirectoryError):
+        processes.write(place, "more")
+    assert Path(place).read_bytes() == b"\xfe"
+    processes.remove(place)
+    processes.remove(place)
+    assert not Path(place).exists()
+
+
+def test_a_lock_is_of_one(tmp_path: Path) -> None:
+    place = str(tmp_path / "it")
+    assert not processes.is_locked(place)
+    with open(place, "w") as first, open(place, "w") as second:
+        assert not processes.is_locked(place)
+        assert processes.lock(first, fcntl.LOCK_SH)
+        assert not processes.is_locked(place)
+        assert not processes.lock(second)
+        assert processes.lock(first)
+        assert processes.is_locked(place)
+        assert not processes.lock(second, fcntl.LOCK_SH)
+    assert not processes.is_locked(place)
+
+
+def test_a_process_shows_what_it_is(ranks: Ranks) -> None:
+    """Also one whose name has blanks and parentheses."""
+    program = ranks.job / "a) b (c"
+    program.symlink_to("/bin/sleep")
+    process = ranks.start(3, str(program), "60")
+    wait_for(lambda: processes.read_link(f"/proc/{process.pid}/exe").endswith("sleep"), 10, str)
+    found = processes.read_stat(process.pid)
+    assert found
+    assert (found.command, found.state, found.parent) == ("a) b (c", "S", os.getpid())
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    assert 0 <= uptime - found.started / os.sysconf("SC_CLK_TCK") < 600
+    assert found.used < 60
+    mine = processes.read_stat(os.getpid())
+    assert mine
+    assert abs(mine.used - time.process_time()) < 5
+    assert processes.read_rank(process.pid) == "3"
+    assert processes.read_rank(os.getpid()) == ""
+    assert processes.read_status(process.pid, "PPid") == str(os.getpid())
+    assert processes.read_status(process.pid, "Pid") == str(process.pid)
+    process.kill()
+    process.wait()
+    assert processes.read_stat(process.pid) is None
+    assert processes.read_status(process.pid, "PPid") == ""
+    assert processes.read_rank(process.pid) == ""
+    assert processes.read_link(f"/proc/{process.pid}/exe") == ""
+    processes.send(process.pid, signal.SIGKILL)
+
+
+def test_no_group_is_signalled() -> None:
+    """0 would be our own one, and -1 everybody."""
+    processes.send(0, signal.SIGKILL)
+    processes.send(-1, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("tag", ["CLUSTERCTL_JOB=x/1", "X=1;", "", "JOB=x/1;"])
+def test_what_could_be_part_of_any_environment_is_no_tag(tag: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no tag"):
+        Processes(str(tmp_path), tag)
+
+
+def test_what_belongs_to_others_is_left_to_them(ranks: Ranks) -> None:
+    """Nodes of one host see the ranks of each other: who has its file tells a rank."""
+    theirs = ranks.shell(0, SAVES)
+    (ranks.job / "out" / "rank-0.pid").unlink()
+    ranks.processes.tell()
+    time.sleep(0.2)
+    assert ranks.said(0) == ["ready"]
+    assert not (ranks.job / "out" / "rank-0.term").exists()
+    theirs.kill()
+
+
+def test_a_program_has_begun_that_runs_or_has_ended(ranks: Ranks) -> None:
+    assert not ranks.processes.has_begun("0")
+    (ranks.job / "out" / "rank-0.pid").write_text("1\n")
+    assert not ranks.processes.has_begun("0")
+    ranks.shell(1, SAVES)
+    assert (ranks.processes.has_begun("0"), ranks.processes.has_begun("1")) == (False, True)
+    (ranks.job / "out" / "rank-2.exit").touch()
+    assert ranks.processes.has_begun("2")
+
+
+def test_a_rank_that_was_told_to_end_is_killed_after_its_time(ranks: Ranks) -> None:
+    told, untold = ranks.shell(0, IGNORES), ranks.shell(1, IGNORES)
+    ranks.processes.kill_later("1", 0.05)
+    assert untold.poll() is None, "nobody has told it"
+    ranks.processes.tell("0")
+    (ranks.job / "out" / "rank-0.exit").touch()
+    ranks.processes.kill_later("0", 60)
+    assert told.poll() is None, "it has ended before"
+    (ranks.job / "out" / "rank-0.exit").unlink()
+    began = time.monotonic()
+    ranks.processes.kill_later("0", 0.25)
+    assert time.monotonic() - began >= 0.25
+    assert told.wait() == -signal.SIGKILL
+    assert untold.poll() is None
+
+
+def test_the_rank_of_the_next_attempt_has_its_own_time(ranks: Ranks) -> None:
+    """Its wrapper notes another process meanwhile."""
+    again = ranks.shell(0, IGNORES)
+    ranks.processes.tell()
+    pid = ranks.job / "out" / "rank-0.pid"
+    threading.Timer(0.1, pid.write_text, ["another\n"]).start()
+    ranks.processes.kill_later("0", 0.4)
+    assert again.poll() is None
+
+
+def test_how_long_the_end_is_waited_for(ranks: Ranks) -> None:
+    assert ranks.processes.await_end(0)
+    rank = ranks.shell(0, SAVES)
+    began = time.monotonic()
+    assert not ranks.processes.await_end(0.2)
+    assert 0.2 <= time.monotonic() - began < 5
+    rank.kill()
+    assert ranks.processes.await_end(20)
+
+
+def test_what_is_told_to_stop_is_noted(ranks: Ranks) -> None:
+    """So that nothing else begins: see points.py."""
+    assert ranks.processes.ask(0)
+    assert (ranks.job / "stopping").read_text() == ""
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_all_at_once(count: int) -> None:
+    meets, done = threading.Barrier(count or 1), []
+
+    def work(item: int) -> None:
+        meets.wait(20)
+        done.append(item)
+
+    processes.do_each(work, range(count))
+    assert sorted(done) == [*range(count)]
+
+
+def test_signals_that_were_held_back_come_by_their_names() -> None:
+    code = """
+import os, signal
+from clusterctl.agent import processes
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
+os.kill(os.getpid(), signal.SIGUSR1)
+processes.catch(["USR1", "TERM"], print)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    said = processes.call(sys.executable, "-c", code, folder=str(Path(__file__).parents[2]))
+    assert (said.code, said.out) == (0, "USR1\nTERM\n"), said.err
+
+
+def test_a_wrapper_is_told_once_it_has_its_trap(ranks: Ranks) -> None:
+    wrapper = ranks.start(0, "/bin/bash", "-c", "sleep 0.5; trap 'exit 7' TERM; sleep 60 & wait")
+    processes.tell_wrapper(wrapper.pid)
+    assert wrapper.wait() == 7
+    processes.tell_wrapper(wrapper.pid)

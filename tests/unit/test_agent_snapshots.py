@@ -299,6 +299,8 @@ def test_what_is_said_of_snapshots_that_ranks_have_of_their_own(tmp_path: Path) 
     assert untold == SnapshotChoice("ck/step-6_rank0.pt")
     own = choose(tmp_path, steps(0, 3), others=steps(1, 3).split())
     assert own.path == "ck/step-3_rank0.pt"
+    last = choose(tmp_path, f"{steps(0, 3)} {steps(0, 6)}!", others=steps(1, 3, 6).split())
+    assert last.passed == ("passed over ck/step-6_rank0.pt: it was cut short",)
     torn = choose(tmp_path, f"{steps(0, 3)} {steps(0, 6)}", others=steps(1, 3, 6).split(), here=2)
     assert torn.passed[0] == "passed over ck/step-6_rank0.pt: rank 1 has none like it"
 
