@@ -106,8 +106,8 @@ class BatchSupervisor(Supervisor):
             return super()._ask_node(name, limit, verb, *args)
         words = ("exec", "/bin/sh", self._locate("agent.sh"), verb, *args)
         command = " ".join(shlex.quote(str(word)) for word in words)
-        script = f"{CAUGHT}; exec ./clusterctl-agent {shlex.quote(name)} {shlex.quote(command)}"
-        said = processes.call("/bin/sh", "-c", script, limit=limit)
+        script = f'{CAUGHT}; exec ./clusterctl-agent "$@"'
+        said = processes.call("/bin/sh", "-c", script, "sh", name, command, limit=limit)
         facts = []
         for line in said.out.splitlines():  # a login shell may say something, too
             with contextlib.suppress(LookupError, ValueError):

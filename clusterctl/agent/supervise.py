@@ -431,26 +431,21 @@ class Supervisor:
         script = processes.read(self._locate("launch.sh")).decode(errors="surrogateescape")
         hosts = processes.read_text(self._locate("hostfile")).splitlines()
         head, _, line = script.rstrip("\n").rpartition("\n")
-        words = shlex.split(line)
-        if len(hosts) != len(self._plan.holders) or not {"-np", "/bin/sh"} <= set(words):
+        words, shell, _ = line.partition(" /bin/sh ")
+        words, count = re.subn(r"(?<= -np )\d+\b", str(ranks), words)
+        words = re.sub(r" -x CLUSTERCTL_MASTER=\S*$", "", words)  # the second loss
+        if len(hosts) != len(self._plan.holders) or not shell or count != 1:
             return False
-        start = words.index("/bin/sh")
-        if words[start - 1].startswith("CLUSTERCTL_MASTER="):
-            start -= 2  # the second loss
         cases = ""
         for holder in left:
             numbers = map(str, range(holder.first, holder.first + holder.ranks))
             cases += f"{'|'.join(numbers)}) set -- {shlex.quote(self._nodes[holder.name].folder)};;"
         command = f'case $OMPI_COMM_WORLD_RANK in {cases} esac; exec /bin/sh "$1/rank.sh"'
-        words[words.index("-np") + 1] = str(ranks)
-        master = f"CLUSTERCTL_MASTER={left[0].address}"
-        words[start:] = ["-x", master, "/bin/sh", "-c", command]
-        late = [f"{name}=${name}" for name in ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")]
-        line = " ".join(f'"{word}"' if word in late else shlex.quote(word) for word in words)
+        words += f" -x CLUSTERCTL_MASTER={left[0].address} /bin/sh -c {shlex.quote(command)}"
         names = [holder.name for holder in left]
         rows = zip(hosts, self._plan.holders)
         self._write("hostfile", "".join(row + "\n" for row, of in rows if of.name in names))
-        self._write("launch.sh", head + "\n" + line + "\n")
+        self._write("launch.sh", f"{head}\n{words}\n")
         return True
 
     def _are_well(self, ranks: Ranks) -> bool:

@@ -100,21 +100,18 @@ def show_gpus(job: str, of_jobs: bool, seconds: float = ANSWER) -> ShownFacts:
     answer at all."""
     if shutil.which("nvidia-smi"):
         columns = "--query-gpu=index,utilization.gpu,memory.used,memory.total,uuid"
-        for line in _run(
-            "nvidia-smi", columns, "--format=csv,noheader,nounits", seconds=seconds
-        ).splitlines():
+        csv = "--format=csv,noheader,nounits"
+        for line in _run("nvidia-smi", columns, csv, seconds=seconds).splitlines():
             yield "gpu", line
-        apps = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
-        for line in _run("nvidia-smi", *apps, seconds=seconds).splitlines() if of_jobs else ():
+        apps = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+        for line in _run(*apps, seconds=seconds).splitlines() if of_jobs else ():
             uuid, _, pid = line.partition(", ")
             environment = read_text(f"/proc/{pid.strip()}/environ").split("\0")
             for tag in [item for item in environment if item.startswith("CLUSTERCTL_JOB=")][:1]:
                 yield "app", uuid, tag.partition("=")[2]
     elif shutil.which("rocm-smi"):
-        yield (
-            "rocm",
-            _run("rocm-smi", "--showuse", "--showmeminfo", "vram", "--json", seconds=seconds),
-        )
+        words = ("rocm-smi", "--showuse", "--showmeminfo", "vram", "--json")
+        yield "rocm", _run(*words, seconds=seconds)
 
 
 # --------------------------------------------------------------------------------------- top
@@ -135,8 +132,7 @@ def show_use(job: str, tag: str, device: str, marks: str) -> ShownFacts:
     for pid, rank, stat in _list_processes(tag):
         if stat.state not in "ZX":
             yield "process", rank, pid, stat.used
-        resident = re.search(r"^VmRSS:\s*(\d+)", read_text(f"/proc/{pid}/status"), re.MULTILINE)
-        yield "resident", rank, resident.group(1) if resident else 0
+        yield "resident", rank, processes.read_status(pid, "VmRSS") or 0
     files = [(r, base + end) for end in (".out", ".err") for r, base in _list_ranks(job, end)]
     for rank, path in files:
         yield "metrics", rank, ""
