@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import re
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +21,14 @@ from clusterctl.core.text import count, format_time
 from clusterctl.errors import UsageError
 from clusterctl.options.kinds import DEFAULT_NAME, join_words
 from clusterctl.options.verbs import Attach, Detach, Down, Up
+
+MOST_FILES = 300
+"""Files of a folder among which `up` looks for a program."""
+_PARALLEL = re.compile(
+    rb"init_process_group|DistributedDataParallel|mpi4py|MPI_Init|MASTER_ADDR|['\"](?:LOCAL_)?RANK['\"]"
+    rb"|horovod|deepspeed|[Aa]ccelerator\(|Trainer\("
+)
+_NO_PROGRAM = re.compile(r"test_|.*_test$|setup$|conftest$|__")
 
 
 def up(given: Up, console: Console, *, then: bool = True) -> None:
@@ -137,14 +150,15 @@ def document_removed(gone: Any) -> dict[str, Any]:
 
 
 def _suggest_next(cluster: Cluster, names: Sequence[str]) -> str:
-    """A bundled program that shows what the cluster is for, its state, and its end."""
+    """A program of the current folder, else the bundled one that shows what the cluster is for."""
     argument = f" {cluster.name}" * (len(names) > 1)
     option = f"-c {cluster.name} " if argument else ""
     gpu = any(node.accelerator.value != "none" for node in cluster.workers)
     named = any(group.family not in ("", "cpu") for group in cluster.spec.groups)
-    program = f"multinode_ddp_mpi{'_gpu' if gpu or named else ''}.py"
+    bundled = f"multinode_ddp_mpi{'_gpu' if gpu or named else ''}.py 1000 1000"
+    own = find_script(".")
     return (
-        f". Next:\n  clusterctl run {option}{program} 1000 1000\n"
+        f". Next:\n  clusterctl run {option}{shlex.quote(own) if own else bundled}\n"
         f"  clusterctl status{argument}\n  clusterctl down{argument}"
     )
 
@@ -155,6 +169,28 @@ def describe_end(cluster: Cluster) -> str:
         return ""
     word = "ends" if cluster.deadline > time.time() else "ended"
     return f", {word} {format_time(cluster.deadline)}"
+
+
+def find_script(folder: str) -> str:
+    """The file there that most looks like a program for several ranks; "" for none."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        files = [entry.name for entry in itertools.islice(entries, MOST_FILES) if entry.is_file()]
+        ranked = ((_rate_script(os.path.join(folder, name)), name) for name in sorted(files))
+        best, name = max(ranked, default=(0, ""), key=lambda pair: pair[0])
+        return name if best else ""
+    return ""
+
+
+def _rate_script(path: str) -> int:
+    """How much a file looks like a program to be run on a cluster; 0: not at all."""
+    stem, suffix = os.path.splitext(os.path.basename(path))
+    if suffix not in (".py", ".c", ".cc", ".cpp") or _NO_PROGRAM.match(stem):
+        return 0
+    with open(path, "rb") as file:
+        text = file.read(1 << 18)
+    named = 8 * (stem == "train") + 4 * (stem == "main") + 2 * ("train" in stem)
+    starts = suffix == ".py" and b"__main__" in text
+    return (named if suffix == ".py" else 0) + 3 * bool(_PARALLEL.search(text)) + starts
 
 
 def _list_receipt(lines: Any) -> list[list[object]]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from clusterctl.actions import up, up_plan
 from clusterctl.actions.common import open_store
+from clusterctl.cli.clusters import find_script
 from clusterctl.core.model import (
     GATEWAY,
     Charge,
@@ -454,3 +455,11 @@ def test_machines_that_cannot_be_asked_about_are_not_passed_over() -> None:
     assert found.phase is Phase.CREATING
     assert "your AWS credentials have expired): up to 2 machines, at least $1.00/h until" in told
     assert "`clusterctl down lab` removes it" in told
+
+
+@rows("files, suggested", "up.the_program_of_a_folder")
+def test_the_program_of_a_folder(files: dict[str, str], suggested: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert find_script(str(tmp_path)) == suggested
+    assert find_script(str(tmp_path / "gone")) == ""
