@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from clusterctl.core.model import NAME_PATTERN, Cluster, Consent, Node, Phase, Reporter
+from clusterctl.core.model import NAME_PATTERN, Cluster, Consent, Phase, Reporter
 from clusterctl.core.progress import COPIED
 from clusterctl.core.text import format_time
 from clusterctl.errors import ClusterctlError, NodeUnreachable, RecordError, UsageError
@@ -28,16 +28,13 @@ if TYPE_CHECKING:  # what only looks at records connects to nothing
 # The keys by which the nodes of a cluster are known: its known_hosts, and the record of it.
 
 
-def name_in_known_hosts(node: Node) -> str:
-    from clusterctl.core import keys
-
-    return keys.name_host(node.address, node.ssh_port or 22)
-
-
 def write_known_hosts(store: Store, cluster: Cluster, host_keys: Mapping[str, str]) -> Cluster:
     """From now on the nodes may show these keys (by node) and no others. Returns the record with
     them."""
-    keys = {name_in_known_hosts(cluster.node(name)): key for name, key in host_keys.items()}
+    from clusterctl.core.keys import name_host
+
+    named = [(cluster.node(name), key) for name, key in host_keys.items()]
+    keys = {name_host(node.address, node.ssh_port or 22): key for node, key in named}
     cluster = replace(cluster, host_keys=keys)
     _write_known_hosts(store, cluster)
     return cluster

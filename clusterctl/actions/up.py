@@ -282,25 +282,12 @@ def _create(
     )
     with suppress(ClusterctlError):  # the next look knows
         cluster = providers.settle(cluster, folder, time.time())
-    cluster, renewed = write_ssh(store, cluster, created.host_keys)
-    for name in renewed:
-        report(f"{name} has a new host key, confirmed by the provider")
+    # known_hosts and an ssh_config: for us, and for `ssh -F` by hand.
+    access.forget(store, cluster)
+    cluster = common.write_known_hosts(store, cluster, created.host_keys)
+    access.write_config(store, cluster)
     store.save(cluster)
     return up_plan.keep_budget(store, cluster, report), created
-
-
-def write_ssh(
-    store: Store, cluster: Cluster, host_keys: Mapping[str, str]
-) -> tuple[Cluster, list[str]]:
-    """known_hosts and an ssh_config: for us, and for `ssh -F` by hand. Returns the record with the
-    keys, and the nodes whose host key has changed since they were last written."""
-    access.forget(store, cluster)
-    before = cluster.host_keys
-    cluster = common.write_known_hosts(store, cluster, host_keys)
-    access.write_config(store, cluster)
-    changed = {name for name, key in cluster.host_keys.items() if before.get(name, key) != key}
-    nodes = map(cluster.node, host_keys)
-    return cluster, [n.name for n in nodes if common.name_in_known_hosts(n) in changed]
 
 
 def connect(pool: Pool, cluster: Cluster, nodes: NodePhases) -> None:

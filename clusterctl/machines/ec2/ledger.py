@@ -194,7 +194,6 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         {item.type for item in found if not item.spot},
         spot={item.type for item in found if item.spot},
         zones=[item.zone for item in found],
-        report=lambda line: None,
         nat=private,
         faster=any(machine.faster for machine in machines),
     )

@@ -68,7 +68,7 @@ def find_quotes(
     *,
     spot: Iterable[str],
     zones: Sequence[str],
-    report: Reporter,
+    report: Reporter = lambda line: None,
     nat: bool = False,
     faster: bool = False,
 ) -> dict[str, Quote]:
