@@ -129,10 +129,10 @@ def test_who_may_make_no_endpoint_is_told_before_it_costs(lab: Lab, api: Api) ->
         lab.ec2.policy({**RIGHTS, "Statement": rights})
         try:
             if allowed:
-                preflight.survey(api, spec(), {}, "", lambda line: None)
+                preflight.survey(api, spec(), None, lambda line: None)
                 continue
             with pytest.raises(ProviderError) as refused:
-                preflight.survey(api, spec(), {}, "", lambda line: None)
+                preflight.survey(api, spec(), None, lambda line: None)
             assert refused.value.hint.startswith("--instance-connect makes")
         finally:
             lab.ec2.policy(None)

@@ -72,7 +72,7 @@ def survey(api: Api, group: NodeGroup = CPU, **cloud: Any) -> preflight.Survey:
     """What `up` looks at before it asks about money."""
     cloud = {"region": api.region, **cloud}
     spec = ClusterSpec(name="lab", provider="ec2", groups=(group,), cloud=CloudSpec(**cloud))
-    return preflight.survey(api, spec, {}, "", lambda line: None)
+    return preflight.survey(api, spec, None, lambda line: None)
 
 
 def test_local_zones_are_left_out(lab: Lab, api: Api) -> None:

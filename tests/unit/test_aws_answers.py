@@ -26,7 +26,7 @@ def go_on(api: Api) -> object:
     """A further `up`."""
     wish = wanted(NodeGroup(count=1, family="cpu"))
     current = Cluster(id="lab-1", spec=wish, phase=Phase.CREATING, created=0.0)
-    return preflight.survey_cluster(api, wish, current, print)
+    return preflight.survey(api, wish, current, print)
 
 
 @pytest.mark.timeout(30)

@@ -35,7 +35,7 @@ def survey(**row: Any) -> preflight.Survey:
     cloud = CloudSpec(region="us-east-1", ami="ami-2")
     groups = (NodeGroup(count=1, family="cpu"),)
     wish = ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud)
-    return preflight.survey(Described(**row), wish, {}, "", print)
+    return preflight.survey(Described(**row), wish, None, print)
 
 
 @rows("row, system", "ec2_machine_images.an_image_that_is_not_ubuntu_is_refused")
@@ -61,7 +61,7 @@ def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami:
     cloud = CloudSpec(region="us-east-1", ami=ami)
     wish = ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud)
     with pytest.raises((ProviderError, UsageError), match="no machine image") as caught:
-        preflight.survey(Allowing("us-east-1"), wish, {}, "", print)
+        preflight.survey(Allowing("us-east-1"), wish, None, print)
     assert "aws ec2 get-allowed-images-settings" in caught.value.hint
 
 

@@ -30,7 +30,7 @@ from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering, instance
-from tests.unit.making import node
+from tests.unit.making import cluster, node
 from tests.unit.tables import rows
 
 
@@ -44,7 +44,7 @@ def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
 
 
 def survey(wish: ClusterSpec) -> preflight.Survey:
-    return preflight.survey(Offering("us-east-1"), wish, {}, "", print)
+    return preflight.survey(Offering("us-east-1"), wish, None, print)
 
 
 @rows("ami, image, images, refused", "ec2_refusals.gpus_before_turing_need_a_driver_and_an_image")
@@ -94,7 +94,7 @@ def test_an_account_that_keeps_its_networks_closed_is_named(hidden: bool) -> Non
     def look(**more: Any) -> preflight.Survey:
         cloud = {"private": hidden, "instance_connect": hidden, **more}
         wish = wanted(NodeGroup(count=1, family="cpu"), **cloud)
-        return preflight.survey(Closing("us-east-1"), wish, {}, "", print)
+        return preflight.survey(Closing("us-east-1"), wish, None, print)
 
     if hidden:
         assert look().zones
@@ -159,7 +159,7 @@ def test_a_type_that_is_not_sold_that_way_is_refused(spot: bool) -> None:
     wish = wanted(NodeGroup(count=1, instance_type="t3.xlarge"), spot=spot)
     said = "as spot instances" if spot else "on demand"
     with pytest.raises(UsageError, match=f"does not sell t3.xlarge {said} in us-east-1") as no:
-        preflight.survey(Particular("us-east-1"), wish, {}, "", print)
+        preflight.survey(Particular("us-east-1"), wish, None, print)
     assert no.value.hint
 
 
@@ -191,11 +191,9 @@ def test_several_network_cards_need_private_workers() -> None:
 
     group = NodeGroup(count=1, instance_type="t3.xlarge")
     with pytest.raises(UsageError, match=r"--efa: t3\.xlarge has 4 network") as caught:
-        preflight.survey(Large("us-east-1"), wanted(group, efa=True), {}, "", print)
+        preflight.survey(Large("us-east-1"), wanted(group, efa=True), None, print)
     assert "--private" in caught.value.hint
-    found = preflight.survey(
-        Large("us-east-1"), wanted(group, efa=True, private=True), {}, "", print
-    )
+    found = preflight.survey(Large("us-east-1"), wanted(group, efa=True, private=True), None, print)
     assert found.nat
 
 
@@ -309,7 +307,7 @@ def test_a_zone_that_offers_nothing_is_named(zones: tuple[str, ...], wrong: str)
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda current, folder: preflight.survey_cluster(
+        lambda current, folder: preflight.survey(
             Offering("us-east-1"), current.spec, current, print
         ),
         lambda current, folder: Ec2Provider(Offering).list_things(current, folder),
@@ -369,7 +367,7 @@ def test_what_runs_already_counts_towards_the_quota(
     wish = wanted(NodeGroup(count=workers, family="cpu"), spot=spot)
 
     def look() -> object:
-        return preflight.survey(Busy("us-east-1"), wish, {}, "", print)
+        return preflight.survey(Busy("us-east-1"), wish, None, print)
 
     if not refused:
         look()
@@ -400,7 +398,7 @@ def test_the_largest_cluster_that_fits(
 def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
     told: list[str] = []
     wish = wanted(NodeGroup(count=1, family="cpu"), spot=spot, spot_fallback=True)
-    preflight.survey(Offering("us-east-1"), wish, {}, "", told.append)
+    preflight.survey(Offering("us-east-1"), wish, None, told.append)
     line = "--spot-fallback does nothing without --spot: the workers are on-demand"
     assert told == ([] if spot else [line])
 
@@ -640,7 +638,7 @@ def test_the_dry_runs_have_them() -> None:
             asked.append((action, arguments["TagSpecifications"]))
             return {}
 
-    preflight.survey(Asking("us-east-1"), wish("team=ml"), {}, "", print)
+    preflight.survey(Asking("us-east-1"), wish("team=ml"), None, print)
     launched = {"instance", "volume", "network-interface"}  # all that a launch makes
     made = {
         "run_instances": launched,
@@ -654,7 +652,13 @@ def test_the_dry_runs_have_them() -> None:
             assert {"Key": "team", "Value": "ml"} in one["Tags"]
             assert {"Key": "clusterctl:cluster", "Value": "lab"} in one["Tags"]
     asked.clear()
-    preflight.survey(Asking("us-east-1"), wish("team=ml"), {"launcher": "t3.micro"}, "", print)
+
+    class There(Asking):
+        def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
+            return [instance("launcher")]
+
+    begun = replace(cluster(), spec=wish("team=ml"), nodes=())
+    preflight.survey(There("us-east-1"), wish("team=ml"), begun, print)
     assert {action for action, _ in asked} == {"run_instances"}, "it has its network"
 
 

@@ -75,7 +75,7 @@ def test_what_would_replace_machines_is_refused_before_aws_is_asked_about_it(
     made = replace(cluster(wish()), nodes=(node("launcher"),))
     changed = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
     with pytest.raises(UsageError, match=said) as caught:
-        preflight.survey_cluster(There("us-east-1"), wish(**changed), made, print)
+        preflight.survey(There("us-east-1"), wish(**changed), made, print)
     assert "clusterctl down lab" in caught.value.hint
     here = wish(zones=("us-east-1b", "us-east-1a"))
     spec.check_settings(here, made, "us-east-1a")

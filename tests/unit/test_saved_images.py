@@ -134,14 +134,14 @@ def test_workers_get_it_by_themselves_and_its_disk_is_not_grown() -> None:
             usual = Image(id="ami-1", disk=8)
             return {mine: own}.get(name) if owner == "self" else usual
 
-    found = preflight.survey(Having("us-east-1"), WISH, {}, "", print)
+    found = preflight.survey(Having("us-east-1"), WISH, None, print)
     assert {kind: image.id for kind, image in found.amis.items()} == {
         "launcher": "ami-1",
         "cpu": "ami-7",
     }
     assert (found.saved, found.machines[1].disk) == ({"cpu"}, 68)
     given = replace(WISH, cloud=replace(WISH.cloud, ami="ami-2"))
-    found = preflight.survey(Having("us-east-1"), given, {}, "", print)
+    found = preflight.survey(Having("us-east-1"), given, None, print)
     assert (found.saved, found.amis["cpu"].id) == (frozenset(), "ami-2")
 
 

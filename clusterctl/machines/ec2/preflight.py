@@ -4,7 +4,7 @@ images, zones and networks; and `check`, which shows it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -383,30 +383,35 @@ class Survey(Struct, frozen=True, kw_only=True):
     """This machine's, as the internet sees it; "" where nobody has to know."""
 
 
-def survey(
-    api: Api,
-    options: ClusterSpec,
-    present: Mapping[str, str],
-    zone: str,
-    report: Reporter,
-    there: Collection[str] = (),
-    id: str = "",
-    disks: Mapping[str, tuple[int, int]] | None = None,
-) -> Survey:
-    """`present`: the nodes there are, with their types; `zone`: where they are, "" for nowhere yet;
-    `there`: the subnets that they are in; `id`: of a cluster of which something may be there;
-    `disks`: those of its nodes, in GiB and MB/s more.
-
-    Raises ProviderError or UsageError for the first thing that will not work.
-    """
+def survey(api: Api, options: ClusterSpec, current: Cluster | None, report: Reporter) -> Survey:
+    """What there is and what there may be, by AWS: a record may have been cut off. Raises
+    ProviderError or UsageError for the first thing that will not work."""
+    if current:
+        # It tells soonest that nobody answers; it is asked again, beside other questions.
+        spec.check_account(current, api.find_account())
+    running = find_instances(api, current.id) if current else []
+    instances = tuple(item for item in running if item.node)
+    present = {item.node: item.type for item in instances}
+    nodes = current.nodes if current else ()
+    # An `up` that was cut off may still leave for a zone where there is room.
+    begun = instances[0].zone if instances else ""
+    zone, there = (begun, {item.subnet for item in instances}) if nodes else ("", set[str]())
+    if current and instances:
+        spec.check_settings(options, current, zone)
+    hidden, asked = options.cloud.private and not options.cloud.instance_connect, options
+    if there and (options.cloud.vpc or options.cloud.subnet) and not hidden:
+        # Further machines go where the others are.
+        asked = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
+    charges = current.charges if current else ()
+    disks = spec.read_disks(charge for charge in charges if charge.node in present)
     if options.cloud.spot_fallback and not options.cloud.spot:
         report("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
     account = run_in_background(api.find_account)
     free_plan = run_in_background(api.has_free_plan)
     known = run_in_background(lambda: _find_types(api, options))
-    running = run_in_background(lambda: api.list_instances(states=("pending", "running")))
-    zones = run_in_background(lambda: (zone,) if present and zone else _choose_zones(api, options))
+    counted = run_in_background(lambda: api.list_instances(states=("pending", "running")))
+    zones = run_in_background(lambda: (zone,) if zone else _choose_zones(api, options))
     by_account, types = account.result(), known.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = spec.plan_machines(options, makers, spec.read_present(present), disks)
@@ -420,15 +425,16 @@ def survey(
         images = amis.result()
         return spec.size_disks(these, images, find_saved(options, images), present)
 
-    settled, where = bool(present), (options.cloud, len(new), there)
+    settled, where = bool(present), (asked.cloud, len(new), there)
     subnets = run_in_background(partial(ec2_network.choose_network, api, *where, name=options.name))
-    endpoint = run_in_background(partial(tunnels.check_endpoints, api, options, id, there=settled))
+    id = current.id if current else ""
+    endpoint = run_in_background(partial(tunnels.check_endpoints, api, asked, id, there=settled))
     made = partial(ec2_network.check_new_network, api, options, there=settled)
     network = run_in_background(made) if new else None
     rights = run_in_background(
         lambda: _check_rights(api, options, size(new), amis.result(), subnets.result())
     )
-    check_quotas(api, options, machines, types, present, running, report)
+    check_quotas(api, options, machines, types, present, counted, report)
     found_subnets = subnets.result()
     found_zones, found_amis = _keep_with_subnet(zones.result(), found_subnets), amis.result()
     rights.result()
@@ -441,43 +447,15 @@ def survey(
         owner=api.owner,
         machines=size(machines),
         types=types,
-        zones=found_zones,
+        zones=tuple(sorted(found_zones, key=lambda other: other != begun)),
         amis=found_amis,
         saved=find_saved(options, found_amis),
         placement=frozenset(name for name, kind in types.items() if kind.clusters),
         subnets=found_subnets,
         nat=options.cloud.private and not found_subnets,
         endpoint=endpoint.result(),
+        instances=instances,
     )
-
-
-def survey_cluster(
-    api: Api, options: ClusterSpec, current: Cluster | None, report: Reporter
-) -> Survey:
-    """Also the machines there are: by AWS, for a record may have been cut off."""
-    if current:
-        # It tells soonest that nobody answers; the survey asks it again, beside other questions.
-        spec.check_account(current, api.find_account())
-    running = find_instances(api, current.id) if current else []
-    instances = tuple(item for item in running if item.node)
-    zone = instances[0].zone if instances else ""
-    settled = bool(current and current.nodes)
-    if current and instances:
-        spec.check_settings(options, current, zone if settled else "")
-    there = {item.subnet for item in instances} if settled else set()
-    hidden = options.cloud.private and not options.cloud.instance_connect
-    asked = options
-    if there and (options.cloud.vpc or options.cloud.subnet) and not hidden:
-        # Further machines go where the others are.
-        asked = replace(options, cloud=replace(options.cloud, subnet=tuple(there)))
-    present = {item.node: item.type for item in instances}
-    id = current.id if current else ""
-    charges = current.charges if current else ()
-    disks = spec.read_disks(charge for charge in charges if charge.node in present)
-    found = survey(api, asked, present, zone if settled else "", report, there, id, disks)
-    # An `up` that was cut off goes on in its zone, and may still leave for where there is room.
-    zones = tuple(sorted(found.zones, key=lambda other: other != zone))
-    return replace(found, options=options, instances=instances, zones=zones)
 
 
 NOTICED = 30.0

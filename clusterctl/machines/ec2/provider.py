@@ -288,7 +288,7 @@ class Ec2Provider(Cloud):
         known = options.cloud.ssh_cidr or options.cloud.instance_connect
         address = run_in_background(lambda: "" if known else self._my_address())
         api = self._connect(options.cloud.region)
-        found = preflight.survey_cluster(api, options, current, report)
+        found = preflight.survey(api, options, current, report)
         return replace(found, engine=binary.name, address=address.result)
 
     def _open_api(self, cluster: Cluster, folder: Path) -> Api:
