@@ -386,9 +386,9 @@ class Survey(Struct, frozen=True, kw_only=True):
 def survey(api: Api, options: ClusterSpec, current: Cluster | None, report: Reporter) -> Survey:
     """What there is and what there may be, by AWS: a record may have been cut off. Raises
     ProviderError or UsageError for the first thing that will not work."""
+    account = api.find_account()  # it tells soonest that nobody answers
     if current:
-        # It tells soonest that nobody answers; it is asked again, beside other questions.
-        spec.check_account(current, api.find_account())
+        spec.check_account(current, account)
     running = find_instances(api, current.id) if current else []
     instances = tuple(item for item in running if item.node)
     present = {item.node: item.type for item in instances}
@@ -407,12 +407,11 @@ def survey(api: Api, options: ClusterSpec, current: Cluster | None, report: Repo
     if options.cloud.spot_fallback and not options.cloud.spot:
         report("--spot-fallback does nothing without --spot: the workers are on-demand")
     # Asked at the same time; what is wrong is said in the order in which it matters.
-    account = run_in_background(api.find_account)
     free_plan = run_in_background(api.has_free_plan)
     known = run_in_background(lambda: _find_types(api, options))
     counted = run_in_background(lambda: api.list_instances(states=("pending", "running")))
     zones = run_in_background(lambda: (zone,) if zone else _choose_zones(api, options))
-    by_account, types = account.result(), known.result()
+    types = known.result()
     makers = {name: kind.gpu_maker for name, kind in types.items()}
     machines = spec.plan_machines(options, makers, spec.read_present(present), disks)
     check_types(api.region, options, types)
@@ -441,7 +440,7 @@ def survey(api: Api, options: ClusterSpec, current: Cluster | None, report: Repo
     if network:
         network.result()
     return Survey(
-        account=by_account,
+        account=account,
         options=options,
         api=api,
         owner=api.owner,
