@@ -36,12 +36,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def build_own_command(*words: str) -> list[str]:
-    """The command line that runs `clusterctl WORDS` in a process of its own."""
-    return build_own_program("__main__", *words)
-
-
-def build_own_program(module: str, *words: str) -> list[str]:
-    """The command line that runs the `main` of a module of clusterctl with WORDS.
+    """The command line that runs `clusterctl WORDS` in a process of its own.
 
     Its Python is isolated: neither the current folder nor PYTHONPATH can put other modules in the
     place of ours, of our libraries' or of the standard library's. What Python then no longer looks
@@ -50,7 +45,7 @@ def build_own_program(module: str, *words: str) -> list[str]:
     folders = [str(Path(__file__).resolve().parents[1])]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
-    code = f"import sys; sys.path += {folders!a}; from clusterctl.{module} import main; main()"
+    code = f"import sys; sys.path += {folders!a}; from clusterctl.__main__ import main; main()"
     return [sys.executable, "-I", "-c", code, *words]
 
 

@@ -131,7 +131,7 @@ def _find_or_measure(
     store: Store, cluster: Cluster, report: Reporter, *, now: bool
 ) -> Measurements:
     """What `verify` has measured of these nodes, or measures now."""
-    known = verify.load_last(store, cluster)
+    known = store.read_measurements(cluster, "verify", Measurements)
     names = {node.name for node in cluster.workers}
     if known and {node.name for node in known.nodes} == names:
         return known

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from clusterctl.actions import costs, jobs, metrics, verify
+from clusterctl.actions import costs, jobs, metrics
 from clusterctl.actions.common import choose_cluster
 from clusterctl.core.job import Job, JobState, Provenance
 from clusterctl.core.model import Cluster, Reporter
@@ -19,6 +19,7 @@ from clusterctl.insight import report as insight_report
 from clusterctl.insight.metrics import MetricPoint
 from clusterctl.insight.report import Section
 from clusterctl.insight.scaling import Curve, Curves
+from clusterctl.insight.verify import Measurements
 from clusterctl.state.files import replace_file
 from clusterctl.state.store import Store
 
@@ -71,8 +72,8 @@ def _report_cluster(store: Store, cluster: Cluster, redact: Redact, report: Repo
         "report of": format_time(now),
     }
     points = {job.id: found for job in mine if (found := _find_points(store, job, report))}
-    allreduce = verify.recall(store, cluster, "bench allreduce", Curves)
-    scaling = verify.recall(store, cluster, "bench scaling", Curve)
+    allreduce = store.read_measurements(cluster, "bench allreduce", Curves)
+    scaling = store.read_measurements(cluster, "bench scaling", Curve)
     sections = [
         _tabulate_facts(facts),
         _tabulate_nodes(cluster),
@@ -125,7 +126,7 @@ def _report_job(store: Store, job: Job, redact: Redact, report: Reporter) -> str
 
 
 def _list_measured(store: Store, cluster: Cluster) -> list[Section]:
-    found = verify.load_last(store, cluster)
+    found = store.read_measurements(cluster, "verify", Measurements)
     return [insight_report.describe_measurements(found)] if found else []
 
 

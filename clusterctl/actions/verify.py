@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from clusterctl.actions import jobs
@@ -29,8 +28,6 @@ from clusterctl.insight.verify import LeftOut, Link, Measurements, NodeFigures
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Channel
-
-T = TypeVar("T")
 
 # -------------------------------------------------------------------------------------------------
 # Runs templates/insight/probe.py on the workers, which answers a list of requests and ends.
@@ -419,17 +416,4 @@ def require_measurable(store: Store, cluster: Cluster, report: Reporter, *, now:
 def keep(store: Store, cluster: Cluster, verb: str, found: object) -> None:
     """Puts what `verb` has measured on record, for `report`. A full disk must not end it."""
     with suppress(ClusterctlError):
-        store.save_measurements(cluster.name, verb, msgspec.json.encode(found))
-
-
-def recall(store: Store, cluster: Cluster, verb: str, kind: type[T]) -> T | None:
-    """What `verb` has measured last; None where nothing is on record."""
-    with suppress(msgspec.DecodeError):
-        data = store.read_measurements(cluster, verb)
-        return msgspec.json.decode(data, type=kind) if data else None
-    return None
-
-
-def load_last(store: Store, cluster: Cluster) -> Measurements | None:
-    """What `verify` has measured last."""
-    return recall(store, cluster, "verify", Measurements)
+        store.save_measurements(cluster.name, verb, found)

@@ -109,7 +109,8 @@ class Console:
                 size, left = moved() if moved else (0, None)
                 if speed.add(now, size):
                     rest = speed.estimate(left)
-                    copied = f", {describe_copy(size - start, speed.rate, rest)}"
+                    copied = f", {(size - start) / 1e6:.1f} MB copied, {speed.rate / 1e6:.1f} MB/s"
+                    copied += "" if rest is None else f", {ago(rest)} left"
                 if self._is_asking() or self.quiet or (only_copies and not copied):
                     continue
                 if copied and can_redraw():
@@ -337,13 +338,6 @@ def escape(text: str, keep: str = "") -> str:
 def escape_lines(text: str) -> str:
     """As `escape`, for text of several lines."""
     return escape(text, keep="\n\t")
-
-
-def describe_copy(size: int, rate: float, rest: float | None) -> str:
-    """`512.0 MB copied, 43.2 MB/s, 12 s left`: all of the bytes, those of a second, and how many
-    seconds the rest will take, where it is known."""
-    text = f"{size / 1e6:.1f} MB copied, {rate / 1e6:.1f} MB/s"
-    return text if rest is None else f"{text}, {ago(rest)} left"
 
 
 ago = format_seconds

@@ -62,26 +62,18 @@ def describe_nodes(picture: Picture, height: int) -> list[str]:
     chosen: Sequence[NodeState] = picture.nodes
     lines = []
     if len(chosen) > room:
-        lines = [_count(picture.nodes)]
-        slow = sorted((n for n in chosen if n.phase != READY), key=_order_by)
+        counts = Counter(node.phase for node in chosen)
+        parts = (f"{counts[phase]} {phase}" for phase in reversed(ORDER) if counts[phase])
+        lines = [f"{count(len(chosen), 'node')}: {', '.join(parts)}"]
+        # First what failed, then the slowest.
+        slow = [node for node in chosen if node.phase != READY]
+        slow.sort(key=lambda n: (n.phase != FAILED, ORDER.index(n.phase), -n.seconds))
         chosen = slow[: min(SLOWEST, room - 1)]
     if chosen:
         texts = screen.format_table(_list_cells(node) for node in chosen).splitlines()
         pairs = zip(texts, chosen, strict=True)
         lines += (screen.paint(text, COLOURS.get(node.phase, "")) for text, node in pairs)
     return lines + last
-
-
-def _order_by(node: NodeState) -> tuple[bool, int, float]:
-    """First what failed, then the slowest."""
-    return node.phase != FAILED, ORDER.index(node.phase), -node.seconds
-
-
-def _count(nodes: Sequence[NodeState]) -> str:
-    """`256 nodes: 200 ready, 56 pulling image`, those that are furthest first."""
-    counts = Counter(node.phase for node in nodes)
-    parts = (f"{counts[phase]} {phase}" for phase in reversed(ORDER) if counts[phase])
-    return f"{count(len(nodes), 'node')}: {', '.join(parts)}"
 
 
 def _list_cells(node: NodeState) -> tuple[str, str, str, str]:

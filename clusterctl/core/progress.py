@@ -185,21 +185,15 @@ class NodePhases:
         seconds, received = now - node.since, node.total - node.before
         rate = node.speed.rate if node.speed else 0.0
         left = None
-        took = self._took.get(node.key)
-        if took:
-            usual = _compute_median(took)
+        # Not the median of statistics, with which every command would load decimal and random.
+        if took := sorted(self._took.get(node.key, ())):
+            usual = (took[len(took) // 2] + took[~(len(took) // 2)]) / 2
             left = usual - seconds if usual > seconds else None
         elif node.speed and node.size > received:
             left = node.speed.estimate(node.size - received)
         if node.phase in ENDS:
             left = None
         return NodeState(name, node.phase, node.what, seconds, left, received, rate, node.size)
-
-
-def _compute_median(values: list[float]) -> float:
-    """Not that of the statistics module, with which every command would load decimal and random."""
-    ordered, middle = sorted(values), len(values) // 2
-    return (ordered[middle] + ordered[~middle]) / 2
 
 
 # -------------------------------------------------------------------------------------------------

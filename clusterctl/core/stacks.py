@@ -347,9 +347,8 @@ def tell_callers(stacks: Mapping[int, Stack]) -> str:
     collective for several others: `rank 0 from step, a.py:3; rank 1 from step, a.py:6`. "" where
     they have come there from the same ones."""
     paths = [stack.path for stack in stacks.values()]
-    depth = next(
-        (i for i in range(max(map(len, paths), default=0)) if not _are_alike(paths, i)), None
-    )
+    depths = range(max(map(len, paths), default=0))
+    depth = next((i for i in depths if len({path[i : i + 1] for path in paths}) > 1), None)
     if depth is None:
         return ""
     groups: dict[str, list[int]] = {}
@@ -357,10 +356,6 @@ def tell_callers(stacks: Mapping[int, Stack]) -> str:
         frame = next(iter(stack.path[depth : depth + 1]), None)
         groups.setdefault(f"{frame.name}, {frame.place}" if frame else "no other", []).append(rank)
     return "; ".join(f"{name_ranks(ranks)} from {place}" for place, ranks in groups.items())
-
-
-def _are_alike(paths: Sequence[Sequence[Frame]], depth: int) -> bool:
-    return len({tuple(path[depth : depth + 1]) for path in paths}) == 1
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -273,17 +273,14 @@ def _read_message(lines: Sequence[str]) -> tuple[int, str]:
     """How many lines a message has, and all of them in one."""
     told = [lines[0].strip()]
     count = 1
+    ends = (_NEXT, _UNHEARD, _ELSEWHERE)
     for number, line in enumerate(lines[1:], 2):
-        if _NEXT.match(line) or any(map(line.startswith, _LINKS)) or _is_intro(line):
+        if any(end.match(line) for end in ends) or line.startswith(tuple(_LINKS)):
             break
         if line.strip() and len(told) < _LINES:
             told.append(line.strip())
             count = number
     return count, _join(told)
-
-
-def _is_intro(line: str) -> bool:
-    return bool(_UNHEARD.match(line) or _ELSEWHERE.match(line))
 
 
 def _join(lines: Sequence[str]) -> str:

@@ -82,11 +82,6 @@ def list_marks() -> tuple[bytes, ...]:
 
 
 @cache
-def _compile_places() -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(place.pattern, re.IGNORECASE) for place in load_line_table().places)
-
-
-@cache
 def _compile_results() -> re.Pattern[str]:
     return re.compile(
         rf"(?!(?:{'|'.join(load_line_table().others)})[_ ])(?:.*[_ /.-])?"
@@ -169,21 +164,17 @@ def _read_text(text: str) -> dict[str, float] | None:
         if not (pairs or placed):
             return None
         found |= {name: value for name, value in pairs if name not in (EPOCH, STEP)}
-    if evaluation:
-        found = {_name_evaluated(name, evaluation[1].lower()): n for name, n in found.items()}
+    if evaluation:  # its results are not the training's
+        own = {name for name in found if name in (EPOCH, STEP, TIME) or _HAS_PART.fullmatch(name)}
+        part = evaluation[1].lower()
+        found = {name if name in own else f"{part}_{name}": n for name, n in found.items()}
     return found if heading or is_measured(found) else None
-
-
-def _name_evaluated(name: str, part: str) -> str:
-    """`part`: what the line begins with. An evaluation's results are not the training's."""
-    own = name in (EPOCH, STEP, TIME) or _HAS_PART.fullmatch(name)
-    return name if own else f"{part}_{name}"
 
 
 def _take_place(text: str, found: dict[str, float]) -> str:
     """Adds epoch and step to `found`; returns the rest of the line."""
-    for pattern in _compile_places():
-        there = pattern.search(text)
+    for place in load_line_table().places:
+        there = re.search(place.pattern, text, re.IGNORECASE)
         if not there:
             continue
         groups = there.groupdict()

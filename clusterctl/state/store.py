@@ -83,6 +83,7 @@ MEASURED = {
 """Files with what verbs have measured last."""
 
 Record = TypeVar("Record", Cluster, "Job")
+T = TypeVar("T")
 
 
 class Store:
@@ -175,16 +176,16 @@ class Store:
                     found.append(msgspec.json.decode(line, type=dict[str, Any]))
         return tuple(found)
 
-    def read_measurements(self, cluster: Cluster, verb: str) -> bytes:
-        """What the verb of MEASURED has found last; empty where nothing is on record."""
-        with suppress(OSError):
-            return (self._find_folder(cluster) / MEASURED[verb]).read_bytes()
-        return b""
+    def read_measurements(self, cluster: Cluster, verb: str, kind: type[T]) -> T | None:
+        """What the verb of MEASURED has found last; None where nothing is on record."""
+        with suppress(OSError, msgspec.DecodeError):
+            data = (self._find_folder(cluster) / MEASURED[verb]).read_bytes()
+            return msgspec.json.decode(data, type=kind)
+        return None
 
-    def save_measurements(self, name: str, verb: str, found: bytes) -> None:
+    def save_measurements(self, name: str, verb: str, found: object) -> None:
         path = self.home.make(self.locate_folder(name)) / MEASURED[verb]
-        with explain_write_errors(path):
-            write_atomic(path, found)
+        write_atomic(path, msgspec.json.encode(found))
 
     def _find_folder(self, cluster: Cluster) -> Path:
         """Where the cluster's files are, or were put when it was taken down."""
@@ -284,8 +285,7 @@ class Store:
 
     def save_provenance(self, number: int, found: Provenance) -> None:
         folder = self.home.make(self.locate_job_folder(number))
-        with explain_write_errors(folder / "provenance.json"):
-            write_atomic(folder / "provenance.json", msgspec.json.encode(found))
+        write_atomic(folder / "provenance.json", msgspec.json.encode(found))
 
     @contextmanager
     def mark_handing_in(self, number: int) -> Iterator[None]:

@@ -339,7 +339,7 @@ def test_nodes_and_links_are_measured_and_put_on_record() -> None:
     assert [figures.name for figures in found.nodes] == ["worker-1", "worker-2"]
     assert [link.name for link in found.links] == ["worker-1 – worker-2"]
     assert found.low == ()
-    assert verify_action.load_last(open_store(), made) == found
+    assert open_store().read_measurements(made, "verify", Measurements) == found
 
 
 @pytest.mark.parametrize("nodes", [Nodes({"worker-2": {"start": None}}), Nodes(away="worker-2")])

@@ -197,13 +197,10 @@ def note_missed(evidence: Evidence, what: str, nodes: Collection[str]) -> Eviden
 
 def fill_in(evidence: Evidence, stored: Evidence) -> Evidence:
     """The same with what is stored of ranks whose nodes have not shown them."""
-    ranks = {n: r for n, r in stored.ranks.items() if _is_unseen(evidence.nodes.get(r.node))}
+    shown = {name for name, view in evidence.nodes.items() if not (view.absent or view.error)}
+    ranks = {n: r for n, r in stored.ranks.items() if r.node not in shown}
     nodes = {**stored.nodes, **evidence.nodes}
     return replace(evidence, nodes=nodes, ranks=dict(sorted({**ranks, **evidence.ranks}.items())))
-
-
-def _is_unseen(view: NodeView | None) -> bool:
-    return view is None or view.absent or bool(view.error)
 
 
 def keep_stacks(before: Evidence, after: Evidence) -> Evidence:
