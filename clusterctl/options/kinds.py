@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, overload
@@ -197,25 +197,33 @@ class Option(Generic[T]):
         self.metavar, self.many, self.words, self.env = metavar or named, many, words, env
         self.is_flag = empty is False
         self.attribute = ""
-        self._declared = help, flags, group, (limits,) if isinstance(limits, Limit) else limits
-        if flags is not None:
-            self._settle(flags, group or (OPTIONS if flags else ARGUMENTS))
-
-    def _settle(self, flags: str, group: Group) -> None:
-        help, _, _, limits = self._declared
-        declared = group.limits if limits is None else limits
-        self.flags, self.group = tuple(flags.split()), group
-        self.limits = tuple(limit.name_providers(self.flag) for limit in declared)
-        self.help = help + _name_providers(declared, group, self.flag)
+        self.flags = tuple((flags or "").split())
+        self.group = group or (ARGUMENTS if flags == "" else OPTIONS)
+        self._seeks_flag, self._seeks_group = flags is None, group is None and flags != ""
+        self._help, self._limits = help, (limits,) if isinstance(limits, Limit) else limits
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.attribute = name
-        _, flags, group, _ = self._declared
-        flags = f"--{name.replace('_', '-')}" if flags is None else flags
-        if flags and group is None:
-            above = takewhile(lambda item: item is not self, vars(owner).values())
-            group = next((g for g in reversed([*above]) if isinstance(g, Group)), OPTIONS)
-        self._settle(flags, group or ARGUMENTS)
+        if self._seeks_flag:
+            self.flags = (f"--{name.replace('_', '-')}",)
+        for item in vars(owner).values() if self._seeks_group else ():
+            if item is self:
+                break
+            self.group = item if isinstance(item, Group) else self.group
+
+    # These are found when they are first asked for: most commands need those of few options.
+
+    @cached_property
+    def _declared(self) -> tuple[Limit, ...]:
+        return self.group.limits if self._limits is None else self._limits
+
+    @cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        return tuple(limit.name_providers(self.flag) for limit in self._declared)
+
+    @cached_property
+    def help(self) -> str:
+        return self._help + _name_providers(self._declared, self.group, self.flag)
 
     @overload
     def __get__(self, given: None, owner: type) -> Option[T]: ...
@@ -247,7 +255,7 @@ class Option(Generic[T]):
     def move(self, group: Group) -> Option[T]:
         """The same option under another heading, with its limits."""
         moved = copy.copy(self)
-        moved.group, moved.limits = group, group.limits
+        moved.group, moved.limits, moved.help = group, group.limits, self.help
         return moved
 
     def check_given(self, raw: Any, label: str) -> None:
