@@ -118,13 +118,10 @@ def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVE
     Raises NodeUnreachable if that is not certain."""
     # Who presses Ctrl-C in an outage wants to leave: where there is no connection, one is not
     # waited for as long as for an answer.
-    for result in pool.connect([cluster.launcher.name], timeout=min(HURRY, deadline.left)):
-        _require_told(job, result)
-    argv = load_system(cluster.system).cancel_argv(job)
-    _require_told(job, _run_on_launcher(job, cluster, pool, argv, deadline))
-
-
-def _require_told(job: Job, result: NodeResult) -> None:
+    (result,) = pool.connect([cluster.launcher.name], timeout=min(HURRY, deadline.left))
+    if result.exit_code is not None:
+        argv = load_system(cluster.system).cancel_argv(job)
+        result = _run_on_launcher(job, cluster, pool, argv, deadline)
     if result.exit_code is None:
         raise NodeUnreachable(
             f"job {job.id} could not be cancelled: {result.node}: {result.error}",

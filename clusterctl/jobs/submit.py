@@ -799,13 +799,11 @@ def resolve_call(
     if place and place.is_relative_to(tree.root):
         folder = str(place.relative_to(tree.root))
     library = Path(cloudpickle.__file__).parent
-    written = [(f"{FOLDER}/function.pickle", data)]
-    written.append((f"{FOLDER}/limits.json", json.dumps([PYTHON, MAX_RESULT]).encode()))
-    written.append(
-        (f"{FOLDER}/call.py", (assets.find_folder("templates") / "job/call.py").read_bytes())
-    )
+    starter = assets.find_folder("templates") / "job/call.py"
+    written = {"function.pickle": data, "call.py": starter.read_bytes()}
+    written["limits.json"] = json.dumps([PYTHON, MAX_RESULT]).encode()
     for path in sorted(library.glob("*.py")):  # nodes need not have it
-        written.append((f"{FOLDER}/{library.name}/{path.name}", path.read_bytes()))
+        written[f"{library.name}/{path.name}"] = path.read_bytes()
     program = Program(
         kind=ProgramKind.PYTHON,
         target=os.path.relpath(f"{FOLDER}/call.py", folder),
@@ -813,7 +811,8 @@ def resolve_call(
         folder=folder,
     )
     tree = project_tree.include(tree, include, limit)
-    return program, replace(tree, written=tuple(written))
+    texts = ((f"{FOLDER}/{name}", text) for name, text in written.items())
+    return program, replace(tree, written=tuple(texts))
 
 
 def _find_folder(function: Callable[..., Any]) -> Path | None:

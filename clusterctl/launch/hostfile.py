@@ -236,19 +236,20 @@ def drop_unknown_hosts(spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, str]:
 
 def _find_worker(cluster: Cluster, host: str, typed: str) -> Node:
     named = {node.name: node for node in cluster.workers}
-    for names in (
-        lambda node: (node.name,),
-        lambda node: (node.address, node.private_address),
-        lambda node: (node.facts.hostname,),
-        lambda node: (node.name.split(".")[0], node.facts.hostname.split(".")[0]),
-    ):
-        found = [node for node in named.values() if host in names(node)]
-        if len(found) == 1:
-            return found[0]
+    if host in named:
+        return named[host]
+    found = [node for node in named.values() if host in _list_other_names(node)]
+    if len(found) == 1:
+        return found[0]
     raise UsageError(
         f"{typed}: cluster {cluster.name!r} has no worker {host}",
         hint=f"leave it out, or choose from its workers: {', '.join(named)}",
     )
+
+
+def _list_other_names(node: Node) -> set[str]:
+    short = (name.split(".")[0] for name in (node.name, node.facts.hostname))
+    return {node.address, node.private_address, node.facts.hostname, *short}
 
 
 def _count_ranks(workers: Sequence[Node], spec: JobSpec) -> list[int]:

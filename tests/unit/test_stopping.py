@@ -38,7 +38,7 @@ class Impatient:
         self.number = number
 
     def connect(self, names: Sequence[str], **options: Any) -> tuple[NodeResult, ...]:
-        return ()
+        return tuple(NodeResult(node=name, exit_code=0) for name in names)
 
     def find_transport(self, name: str) -> Impatient:
         return self
