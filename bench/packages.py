@@ -126,7 +126,6 @@ def parts(repeats: int) -> dict[str, float]:
     worker = cluster.workers[0]
     own = worker.python
     python = f"{project_packages.locate_packages(worker, wanted.digest)}/bin/python"
-    names = [node.name for node in cluster.workers]
 
     def find() -> None:
         found = project_packages.find_package_files(resolved, "", "")
@@ -142,7 +141,7 @@ def parts(repeats: int) -> dict[str, float]:
             by = project_packages.Delivery(
                 pool, store.home, print, cluster.id, submit.spread, submit.build
             )
-            project_packages.install(wanted.digest, cluster, names, by)
+            project_packages.install(wanted.digest, cluster.workers, by)
 
         ask()  # connects
         asked = statistics.median(timed(ask) for _ in range(repeats))

@@ -167,7 +167,7 @@ def read_logs(
         job = require_handed_in(store, job, cluster, pool)
         _report_no_start(job, report)
         if not control.was_never_staged(job):
-            yield from _follow(Connected(store, cluster, pool, report), job, follow)
+            yield from _read(Connected(store, cluster, pool, report), job, follow)
 
 
 def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
@@ -182,25 +182,30 @@ def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
 
 
 @contextmanager
-def open_follower(at: Connected, job: Job) -> Iterator[Follower]:
-    """What reads the job's output. A Ctrl-C inside is raised where it does no harm."""
+def follow_job(at: Connected, job: Job, *, keeps: bool = True) -> Iterator[Follower]:
+    """What reads the job's output; at the end, the job is on record as it was seen last. A Ctrl-C
+    inside is raised where it does no harm. `keeps`: what the job makes is copied here meanwhile, as
+    far as it was asked for."""
     look = partial(find_dead, at.store, at.cluster)
     folder = at.store.locate_job_folder(job.id)
     with (
         Interrupts() as interrupts,
         Follower(job, at.cluster, at.pool, folder, interrupts, at.report, look) as follower,
-    ):
-        yield follower
-
-
-def _follow(at: Connected, job: Job, follow: bool) -> Iterator[list[Piece]]:
-    store, cluster, folder = at.store, at.cluster, at.store.locate_job_folder(job.id)
-    with (
-        open_follower(at, job) as follower,
-        jobs_fetch.Keeper(job, cluster, at.pool, folder) if follow else nullcontext() as keeper,
+        jobs_fetch.Keeper(job, at.cluster, at.pool, folder) if keeps else nullcontext() as keeper,
     ):
         try:
-            yield from follower.read_batches(until_ended=follow)
+            yield follower
+        finally:
+            at.store.save_job(follower.job)
+        if keeper and (synced := keeper.finish(follower.job)):
+            at.report(synced)
+
+
+def _read(at: Connected, job: Job, to_end: bool) -> Iterator[list[Piece]]:
+    store, cluster = at.store, at.cluster
+    try:
+        with follow_job(at, job, keeps=to_end) as follower:
+            yield from follower.read_batches(until_ended=to_end)
             if follower.lost:
                 where = [name for name in follower.lost if name in list_rank_nodes(job, cluster)]
                 raise NodeUnreachable(
@@ -211,17 +216,13 @@ def _follow(at: Connected, job: Job, follow: bool) -> Iterator[list[Piece]]:
                     hint=f"`clusterctl logs {job.id}` shows the rest once every node answers",
                     transient=True,
                 )
-        except NodeUnreachable as error:
-            if (now := find_cluster(store, job)) is None or now.phase is Phase.DELETING:
-                raise RecordError(
-                    f"cluster {job.cluster} was taken down, and job {job.id} with it",
-                    hint=f"`clusterctl logs {job.id}` shows what was saved",
-                ) from error
-            raise
-        finally:
-            store.save_job(follower.job)
-        if keeper and (synced := keeper.finish(follower.job)):
-            at.report(synced)
+    except NodeUnreachable as error:
+        if (now := find_cluster(store, job)) is None or now.phase is Phase.DELETING:
+            raise RecordError(
+                f"cluster {job.cluster} was taken down, and job {job.id} with it",
+                hint=f"`clusterctl logs {job.id}` shows what was saved",
+            ) from error
+        raise
 
 
 def require_handed_in(store: Store, job: Job, cluster: Cluster, pool: Pool) -> Job:

@@ -278,12 +278,8 @@ def _bring(
     found: dict[str, Files] = {name: {} for name in source.there}
     found |= {output.node: {} for output in source.copies}
     with open_pool(store, cluster) as pool:
-        wanted = [
-            output
-            for output in fetch.find_outputs(source.old, here, pool).require_all()
-            if output.node in source.there
-        ]
-        wanted += source.copies
+        there = fetch.find_outputs(source.old, here, pool).require_all()
+        wanted = [*there, *source.copies]
         copies = fetch.copy_outputs(source.old, cluster, pool, wanted, scratch, report)
     for result in copies:
         if not result.ok:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from clusterctl import process
 from clusterctl.actions.access import start_ssh
 from clusterctl.actions.common import Connected, connect_or_report, open_pool, require_ready
-from clusterctl.actions.jobs import open_follower
+from clusterctl.actions.jobs import follow_job
 from clusterctl.batch.system import Preview, load_system
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
@@ -170,32 +170,22 @@ def stop_on_interrupt(at: Connected, number: int) -> Iterator[None]:
 
 def follow_to_end(at: Connected, job: Job, on_output: OnOutput) -> Job:
     """Follows the job to its end. Whoever calls it ends the job if it is interrupted."""
-    store, cluster, pool, report = at.store, at.cluster, at.pool, at.report
-    folder = store.locate_job_folder(job.id)
-    with (
-        open_follower(at, job) as follower,
-        fetch.Keeper(job, cluster, pool, folder) as keeper,
-    ):
-        try:
-            attempt = 1
-            for pieces in follower.read_batches(limit=REST_LIMIT):
-                on_output(pieces)
-                if follower.job.state is not job.state:
-                    job = follower.job
-                    store.save_job(job)
-                if follower.job.attempt > attempt:
-                    attempt = follower.job.attempt
-                    report(describe_attempt(follower.job))
-            if follower.cut_short:
-                report(
-                    f"job {job.id} has ended, but not all of its output was read within"
-                    f" {REST_LIMIT:g} s; `clusterctl logs {job.id}` reads the rest"
-                )
-        finally:
-            job = follower.job
-            store.save_job(job)
-        if synced := keeper.finish(job):
-            report(synced)
+    cluster, pool, report, attempt = at.cluster, at.pool, at.report, 1
+    with follow_job(at, job) as follower:
+        for pieces in follower.read_batches(limit=REST_LIMIT):
+            on_output(pieces)
+            if follower.job.state is not job.state:
+                job = follower.job
+                at.store.save_job(job)
+            if follower.job.attempt > attempt:
+                attempt = follower.job.attempt
+                report(describe_attempt(follower.job))
+        if follower.cut_short:
+            report(
+                f"job {job.id} has ended, but not all of its output was read within"
+                f" {REST_LIMIT:g} s; `clusterctl logs {job.id}` reads the rest"
+            )
+    job = follower.job
     said = remarks = ""
     if has_never_started(job):
         said = control.read_messages(job, cluster, pool)
@@ -203,7 +193,7 @@ def follow_to_end(at: Connected, job: Job, on_output: OnOutput) -> Job:
         report(f"{STARTERS.get(job.spec.launcher, 'the launcher')} said:\n{indent(remarks, '  ')}")
     if error := explain_failure(job, said):
         raise error
-    if hint := suggest(store, job, remarks):
+    if hint := suggest(at.store, job, remarks):
         report(hint)
     return job
 
@@ -600,8 +590,9 @@ def _ship(
             *(pool, store.home, report, cluster.id, jobs_submit.spread, jobs_submit.build),
             variables=job.spec.env,
         )
-        project_packages.install(job.spec.packages, chosen, names, by)
         where = [chosen.node(name) for name in names]
+        if job.spec.packages:
+            project_packages.install(job.spec.packages, where, by)
         if any(project.compiled for project in prepared.projects):
             tree = prepared.tree
             projects = project_packages.build_projects(prepared.projects, tree, where, by)

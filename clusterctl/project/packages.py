@@ -282,35 +282,41 @@ def _choose_lock(packages: Packages, node: Node) -> Lock:
     return packages.locks.get(_make_group(node), first)
 
 
-def install(digest: str, cluster: Cluster, names: Sequence[str], by: Delivery) -> None:
+def install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:
     """Brings the job's environment to these nodes, as far as they do not have it. Downloads once,
     builds on one of them what has no wheel, and sends once.
 
     Raises UsageError for packages that do not fit together, LaunchError where they cannot be
-    fetched or installed, NodeUnreachable.
+    fetched or installed, or nodes lack a Python that was asked for, NodeUnreachable.
     """
-    if digest:
-        nodes = [cluster.node(name) for name in names]
-        check_python(nodes, by.pool)
-        _install(digest, nodes, by)
-
-
-def check_python(nodes: Sequence[Node], pool: Pool) -> None:
-    """Raises LaunchError where nodes lack a Python that was asked for by its version."""
-    asked = {node.name: _require_python(node).executable for node in nodes}
-    questions = {
-        node.name: run_inside(node, f"{_PATH} command -v {name} >/dev/null || exit {NO_PYTHON}")
-        for node in nodes
-        if not (name := asked[node.name]).startswith("/")
-    }
-    found = pool.run(questions, timeout=ASK_TIMEOUT) if questions else ()
-    if lacking := [result.node for result in found if result.exit_code == NO_PYTHON]:
-        wanted = asked[lacking[0]]
+    by_name = {node.name: node for node in nodes}
+    questions = {node.name: _ask_for_environment(node, digest) for node in nodes}
+    results = by.pool.run(questions, timeout=ASK_TIMEOUT)
+    if lacking := [result.node for result in results if result.exit_code == NO_PYTHON]:
+        wanted = _require_python(by_name[lacking[0]]).executable
         raise LaunchError(
             f"no {wanted} on {', '.join(lacking)}",
             hint=f"install it there (apt-get install {wanted}, or `uv python install"
             f" {wanted.removeprefix('python')}`), or leave out --python",
         )
+    alike: dict[str, list[Node]] = {}
+    for result in results:
+        if result.exit_code is None:
+            raise make_error("installing packages", result)
+        if not result.ok:
+            node = by_name[result.node]
+            alike.setdefault(_make_key(digest, node), []).append(node)
+    for missing in alike.values():
+        _install(digest, missing, by)
+
+
+def _ask_for_environment(node: Node, digest: str) -> str:
+    question = f"[ -d {quote(locate_packages(node, digest))} ]"
+    python = _require_python(node).executable
+    if python.startswith("/"):
+        return question
+    there = f"command -v {python} >/dev/null || exit {NO_PYTHON}"
+    return run_inside(node, f"{_PATH} {there}; {question}")
 
 
 def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Pool) -> None:
@@ -331,35 +337,26 @@ def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Po
 
 
 def _install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:
-    by_name = {node.name: node for node in nodes}
-    questions = {node.name: f"[ -d {quote(locate_packages(node, digest))} ]" for node in nodes}
-    alike: dict[str, list[Node]] = {}
-    for result in by.pool.run(questions, timeout=ASK_TIMEOUT):
-        if result.exit_code is None:
-            raise make_error("installing packages", result)
-        if not result.ok:
-            node = by_name[result.node]
-            alike.setdefault(_make_key(digest, node), []).append(node)
-    for missing in alike.values():
-        started, part = monotonic(), f".{token_hex(4)}"
-        places = {node.name: locate_packages(node, digest) for node in missing}
-        try:
-            _send(digest, missing, places[missing[0].name] + part, by)
-            script = assets.render("job/make_venv.py").encode()
-            commands = {}
-            for node in missing:
-                place = places[node.name]
-                words = (_require_python(node).executable, "-I", "-", place + part, place)
-                commands[node.name] = run_inside(node, f"{_PATH} {join(words)}")
-            for result in by.pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
-                if not result.ok:
-                    raise make_error("installing packages", result)
-        except ClusterctlError:
-            left = {name: f"rm -rf {quote(place + part)}" for name, place in places.items()}
-            by.pool.run(left, timeout=ASK_TIMEOUT)
-            raise
-        seconds = monotonic() - started
-        by.report(f"packages are ready on {count(len(missing), 'node')} after {seconds:.1f} s")
+    """On nodes with equal Pythons."""
+    started, part = monotonic(), f".{token_hex(4)}"
+    places = {node.name: locate_packages(node, digest) for node in nodes}
+    try:
+        _send(digest, nodes, places[nodes[0].name] + part, by)
+        script = assets.render("job/make_venv.py").encode()
+        commands = {}
+        for node in nodes:
+            place = places[node.name]
+            words = (_require_python(node).executable, "-I", "-", place + part, place)
+            commands[node.name] = run_inside(node, f"{_PATH} {join(words)}")
+        for result in by.pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
+            if not result.ok:
+                raise make_error("installing packages", result)
+    except ClusterctlError:
+        left = {name: f"rm -rf {quote(place + part)}" for name, place in places.items()}
+        by.pool.run(left, timeout=ASK_TIMEOUT)
+        raise
+    seconds = monotonic() - started
+    by.report(f"packages are ready on {count(len(nodes), 'node')} after {seconds:.1f} s")
 
 
 def _send(digest: str, nodes: Sequence[Node], place: str, by: Delivery) -> None:
@@ -575,7 +572,7 @@ def _make_build_environment(what: str, requires: Sequence[str], node: Node, by: 
     lock = _resolve(_Question(wanted, project_tree.make_empty(by.home.packages), node))
     packages = Packages(source, "", {_make_group(node): lock})
     save(packages, by.home)
-    _install(packages.digest, [node], replace(by, within=(*by.within, what)))
+    install(packages.digest, [node], replace(by, within=(*by.within, what)))
     return locate_packages(node, packages.digest)
 
 

@@ -20,7 +20,7 @@ from clusterctl.project.program import Resolved, resolve_program
 from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
 from tests import wheels
-from tests.unit.making import cluster, node
+from tests.unit.making import node
 
 PROJECT = '[project]\nname = "mine"\nversion = "1"\n'
 HERE = {"executable": "/p", "version": "3.11.2"}
@@ -115,10 +115,9 @@ def resolve(given: str, *nodes: Node) -> project_packages.Packages:
 
 def bring(digest: str, *nodes: Node) -> Said:
     said: Said = []
-    where = cluster(*nodes)
     with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
         by = project_packages.Delivery(pool, find_home(), said.append, "lab", spread, build)
-        project_packages.install(digest, where, [n.name for n in nodes], by)
+        project_packages.install(digest, nodes, by)
     return said
 
 
