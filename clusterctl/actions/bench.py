@@ -46,7 +46,8 @@ def measure_allreduce(
     failed: dict[str, str] = {}
     with open_pool(store, cluster) as pool:
         at = Connected(store, cluster, pool, lambda line: None)
-        for backend in backends or _list_backends(cluster):
+        gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
+        for backend in backends or ("mpi", "gloo", *["nccl"] * gpus):
             measured: list[Sequence[MetricPoint]] = []
             args = ("--backend", backend, "--max-bytes", str(largest), "--metrics")
             try:
@@ -119,12 +120,6 @@ def measure_scaling(
     curve = replace(curve, time=time.time())
     verify.keep(store, cluster, "bench scaling", curve)
     return curve
-
-
-def _list_backends(cluster: Cluster) -> tuple[str, ...]:
-    """Those that its nodes have."""
-    gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
-    return ("mpi", "gloo", *["nccl"] * gpus)
 
 
 def _find_or_measure(

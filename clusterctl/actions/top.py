@@ -55,13 +55,14 @@ def _make_frame(
     ranks = tuple(top.place_unseen(job, top.make_rank_lines(before, after), after))
     now = time.time()
     end = job.finished or now
+    left = [line.left for line in ranks if line.left is not None]
     return TopFrame(
         time=now,
         job=job.id,
         state=job.state.value,
         seconds=end - job.started if job.started else None,
         dollars=costs.sum_by_job(store, [job]).get(job.id),
-        left=0.0 if job.state.ended else top.estimate_left(ranks),
+        left=0.0 if job.state.ended else max(left, default=None),
         ranks=ranks,
         nodes=top.make_node_lines(before, after),
     )

@@ -235,13 +235,8 @@ def _find_terminals(streams: Mapping[str, BinaryIO]) -> list[str]:
     """The streams on which bars can be redrawn in place."""
     found = [name for name, stream in streams.items() if stream.isatty() and can_redraw()]
     # What `tee` writes to the terminal itself would land among the bars.
-    others = (stream for name, stream in streams.items() if name not in found)
-    return [] if any(map(_is_pipe, others)) else found
-
-
-def _is_pipe(stream: BinaryIO) -> bool:
-    mode = os.fstat(stream.fileno()).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+    modes = [os.fstat(s.fileno()).st_mode for name, s in streams.items() if name not in found]
+    return [] if any(stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) for mode in modes) else found
 
 
 def _make_printable(text: bytes) -> bytes:
@@ -417,14 +412,6 @@ def _write_result(console: Console, job: Job, code: int) -> None:
         console.reported = True
 
 
-def _count_points(job: Job) -> dict[str, Any]:
-    return {
-        "total": len(job.processes),
-        "ended": len(job.points_ended),
-        "failed": [int(number) for number, code in job.points_ended.items() if code],
-    }
-
-
 def describe_size(job: Job) -> str:
     """The number of ranks; of a sweep, how many of its points have ended, and failed."""
     if not job.spec.is_sweep:
@@ -449,13 +436,18 @@ def _measure_seconds(job: Job) -> float | None:
 
 
 def document(job: Job) -> dict[str, Any]:
-    seconds = _measure_seconds(job)
+    seconds, ended = _measure_seconds(job), job.points_ended
+    points = {
+        "total": len(job.processes),
+        "ended": len(ended),
+        "failed": [int(number) for number, code in ended.items() if code],
+    }
     found = {
         **pick(job, "id", "cluster", "cluster_id", "state", "native_id"),
         "program": job.spec.program.target,
         "args": redact_arguments(job.spec.program.args),
         "ranks": job.ranks,
-        **({"points": _count_points(job)} if job.spec.is_sweep else {}),
+        **({"points": points} if job.spec.is_sweep else {}),
         "placement": {place.node: list(place.ranks) for place in job.placement},
         **pick(job, "program_exit_code", "failure", "reason", "created", "started", "finished"),
         "seconds": None if seconds is None else round(seconds, 3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from msgspec import Struct, field
@@ -238,8 +238,3 @@ def make_node_lines(before: Mapping[str, Look], after: Mapping[str, Look]) -> tu
             )
         )
     return tuple(found)
-
-
-def estimate_left(lines: Sequence[RankLine]) -> float | None:
-    """Seconds until all ranks that say so are done."""
-    return max((line.left for line in lines if line.left is not None), default=None)

@@ -305,6 +305,7 @@ class Run(Started, heading=JOBS, module="run"):
 
     examples = ("clusterctl run --ranks 4 --env LR=0.1 train.py --epochs 3",)
     MORE_PROGRAM, MORE_JOB = Group("Program", lead=SELDOM), Group("Job", lead=SELDOM)
+    MORE_PACKAGES = Group("Program", (kinds.SUPERVISED,), lead=SELDOM)
     RANKS = Group("Ranks", STAGED)
     ranks = number(
         "Total ranks (default: one per GPU, else per worker)",
@@ -364,18 +365,8 @@ class Run(Started, heading=JOBS, module="run"):
         "Python version: 3.12 (default: that of the nodes)", "VERSION", check=values.python_version
     )
     setup = text("Run lines of sh once per node, before ranks", "LINES", check=values.not_blank)
-    extra = texts(
-        "Also packages of this extra; repeatable",
-        "NAME",
-        group=MORE_PROGRAM,
-        limits=kinds.SUPERVISED,
-    )
-    group = texts(
-        "Also packages of this dependency group; repeatable",
-        "NAME",
-        group=MORE_PROGRAM,
-        limits=kinds.SUPERVISED,
-    )
+    extra = texts("Also packages of this extra; repeatable", "NAME", group=MORE_PACKAGES)
+    group = texts("Also packages of this dependency group; repeatable", "NAME", group=MORE_PACKAGES)
     stdin = flag(
         "Pass a pipe to rank 0; <FILE needs no option",
         group=MORE_PROGRAM,
@@ -488,6 +479,9 @@ class Run(Started, heading=JOBS, module="run"):
         return found
 
 
+OF_PROGRAM = (Run.PROGRAM, Run.PACKAGES, Run.MORE_PROGRAM, Run.MORE_PACKAGES)
+
+
 def copy_options(
     verb: type[Verb], *without: str, groups: tuple[Group, ...]
 ) -> tuple[Option[Any], ...]:
@@ -519,7 +513,7 @@ class Launch(Started, heading=JOBS, module="launches"):
     of_up = copy_options(Up, "--setup", groups=(Up.MACHINE, Up.EC2))
     of_run = copy_options(
         *(Run, "--detach", "--dry-run"),
-        groups=(Run.RANKS, Run.SWEEP, Run.PROGRAM, Run.PACKAGES, Run.MORE_PROGRAM, Run.JOB),
+        groups=(Run.RANKS, Run.SWEEP, *OF_PROGRAM, Run.JOB),
     )
     of_batch = copy_options(
         # `up` has options of the names of the last two.
@@ -756,7 +750,7 @@ class BenchScaling(Started, heading=JOBS, module="insight"):
     of_run = (
         Run.backend,
         Run.launcher,
-        *copy_options(Run, groups=(Run.PROGRAM, Run.PACKAGES, Run.MORE_PROGRAM)),
+        *copy_options(Run, groups=OF_PROGRAM),
         Run.timeout,
     )
 

@@ -61,7 +61,6 @@ def test_ranks() -> None:
     assert first.left == pytest.approx(78)
     assert first.alive
     assert (second.alive, second.cpu, second.step) == (False, None, None)
-    assert top.estimate_left((first, second)) == first.left
 
 
 @pytest.mark.parametrize(
