@@ -48,7 +48,7 @@ def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Bu
     a download or a step fails.
     """
     own: Path | None = Path(name, "Dockerfile") if os.path.isdir(name) else Path(name)
-    if name in registry.list_names() or not (own and own.is_file()):
+    if name in catalog.RECIPES or not (own and own.is_file()):
         own = None
         _check_known(name)
     elif base:
@@ -86,7 +86,7 @@ def _lay_out(name: str, base: str, context: Path, on_line: Reporter) -> list[str
     """The rest of the command line of `docker build` for a recipe, whose files are there then."""
     downloads = registry.read_downloads()
     containers.require()
-    given = registry.list_arguments(name, downloads, base)
+    given = registry.list_arguments(downloads, base)
     _pull(name, given, on_line)
     prepare(name, downloads, context, on_line)
     words = [word for key, value in given.items() for word in ("--build-arg", f"{key}={value}")]
@@ -98,11 +98,11 @@ def _name_own(file: Path) -> str:
     parts = [part for part in file.name.split(".") if part.lower() != "dockerfile"]
     name = "-".join(parts) or file.absolute().parent.name
     name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "own"
-    return f"own-{name}" if name in registry.list_names() else name
+    return f"own-{name}" if name in catalog.RECIPES else name
 
 
 def _check_known(name: str) -> None:
-    known = registry.list_names()
+    known = catalog.RECIPES
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}"

@@ -164,11 +164,10 @@ def resolve_node_images(
     Raises UsageError or ProviderError for what is no image, or none that we may see.
     """
     ask = cache(partial(registry.resolve_image, more_logins=more_logins))
-    check = cache(partial(registry.check_pinned, more_logins=more_logins))
     found = {}
     for kind, chosen in catalog.choose_images(kinds, spec.image, spec.images).items():
         if chosen in catalog.RECIPES:
-            found[kind] = _resolve_recipe(kind, chosen, check)
+            found[kind] = _resolve_recipe(kind, chosen)
         else:
             pulled = ask(known.get(kind, chosen))
             name = registry.parse_image_name(chosen).tagged
@@ -179,20 +178,16 @@ def resolve_node_images(
     return found
 
 
-def _resolve_recipe(kind: str, recipe: str, check: Callable[[str], str]) -> NodeImage:
+def _resolve_recipe(kind: str, recipe: str) -> NodeImage:
     listed = registry.read_downloads()
-    bases = registry.list_bases(recipe, listed)
-    notes = {base: check(base) for base in bases}
-    on = ", ".join(
-        f"{tagged} ({digest[:19]}{note and f'; {note}'})"
-        for base, note in notes.items()
-        for tagged, _, digest in (base.partition("@"),)
-    )
+    base = registry.list_arguments(listed)["BASE"]
+    tagged, _, digest = base.partition("@")
     return NodeImage(
         reference=registry.make_tag(recipe, listed),
-        line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {on}",
+        line=f"image of {_name_nodes(kind)}: built there from the recipe {recipe!r}, on {tagged}"
+        f" ({digest[:19]})",
         recipe=recipe,
-        bases=bases,
+        bases=(base,),
     )
 
 

@@ -475,7 +475,7 @@ def _render_step(name: str, row: StepRow, values: Mapping[str, object]) -> Step:
 def _list_image_values(node: Node, container: NodeContainer) -> dict[str, object]:
     """What the steps are told of the node's container and its image."""
     recipe, listed = container.recipe, registry.read_downloads()
-    given = registry.list_arguments(recipe, listed) if recipe else {}
+    given = registry.list_arguments(listed) if recipe else {}
     return {
         "image": container.image,
         "recipe": recipe,

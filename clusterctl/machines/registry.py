@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from clusterctl import process
@@ -113,10 +114,6 @@ class FoundImage(Struct, frozen=True):
     """What it took to see it."""
 
 
-class Throttled(ProviderError):
-    """A registry answers no more questions for a while."""
-
-
 MoreLogins = Callable[[str], RegistryLogin | None]
 """Knows the login of some registries, by their host."""
 
@@ -129,87 +126,58 @@ def resolve_image(text: str, more_logins: MoreLogins = lambda host: None) -> Fou
         ProviderError: There is no such image, nobody lets us see it, or no registry answers.
     """
     reference = parse_image_name(text)
-    return _await_answer(reference, partial(_resolve, reference, more_logins))
-
-
-def check_pinned(text: str, more_logins: MoreLogins = lambda host: None) -> str:
-    """Whether an image that is named by its digest is there: by HEAD, which Docker Hub does not
-    count as a pull (https://docs.docker.com/docker-hub/usage/pulls/). Returns a note where the
-    registry has had too many questions: what is pinned cannot have become another.
-
-    Raises:
-        UsageError, ProviderError: As `resolve_image` does.
-    """
-    reference = parse_image_name(text)
-
-    def ask() -> str:
-        login = find_saved_login(reference.registry) or more_logins(reference.registry)
-        try:
-            _Registry(reference, login).fetch_manifest(reference.digest, method="HEAD")
-        except Throttled:
-            return f"{reference.registry} limits requests now: not checked"
-        return ""
-
-    return _await_answer(reference, ask)
-
-
-def _await_answer(reference: Reference, ask: Callable[[], T]) -> T:
     try:
-        return Deadline(LIMIT).await_result(run_in_background(ask))
+        answer = run_in_background(partial(_resolve, reference, more_logins))
+        return Deadline(LIMIT).await_result(answer)
     except TimeoutError:
         raise ProviderError(
-            f"{reference.registry} took more than {LIMIT:g} s to describe the image"
-            f" {reference.text}",
+            f"{reference.registry} took more than {LIMIT:g} s to describe the image {text}",
             hint="try again",
             transient=True,
         ) from None
 
 
+class _Platform(Struct, frozen=True):
+    os: str = ""
+    architecture: str = ""
+
+
+class _Part(Struct, frozen=True):
+    """An image in a list of them, or a layer."""
+
+    digest: str = ""
+    size: int = 0
+    platform: _Platform = _Platform()
+
+
+class Manifest(Struct, frozen=True):
+    """What a registry says of an image, or (`manifests`) of one for each platform."""
+
+    manifests: tuple[_Part, ...] | None = None
+    config: _Part = _Part()
+    layers: tuple[_Part, ...] = ()
+
+
+class _Pass(Struct, frozen=True):
+    token: str = ""
+    access_token: str = ""
+
+
 def _resolve(reference: Reference, more_logins: MoreLogins) -> FoundImage:
-    text = reference.text
     login = find_saved_login(reference.registry) or more_logins(reference.registry)
     connection = _Registry(reference, login)
     manifest, digest = connection.fetch_manifest(reference.digest or reference.tag or "latest")
-    try:
-        inner = find_platform(manifest)
-        if inner == "":
+    if manifest.manifests is not None:
+        wanted = _Platform(*PLATFORM)
+        fit = [part.digest for part in manifest.manifests if part.platform == wanted]
+        if not fit:
             raise ProviderError(
-                f"the image {text} does not exist for {'/'.join(PLATFORM)}",
+                f"the image {reference.text} does not exist for {'/'.join(PLATFORM)}",
                 hint="build it for that platform: docker build --platform linux/amd64",
             )
-        if inner:
-            manifest, _ = connection.fetch_manifest(inner)
-        size = count_bytes(manifest)
-    except ValueError as error:
-        raise connection.make_strange_error("an invalid manifest") from error
+        manifest, _ = connection.fetch_manifest(fit[0])
+    size = sum(part.size for part in (manifest.config, *manifest.layers))
     return FoundImage(reference.pin(digest), digest, size, login)
-
-
-_SENSELESS = (AttributeError, LookupError, TypeError, OverflowError)
-
-
-def find_platform(manifest: Mapping[str, Any]) -> str | None:
-    """The digest of the image for PLATFORM in a list of them, "" where there is none; None for the
-    manifest of one image. Raises ValueError for what is no manifest."""
-    if "manifests" not in manifest:
-        return None
-    try:
-        for row in manifest["manifests"]:
-            place = row.get("platform", {})
-            if (place.get("os"), place.get("architecture")) == PLATFORM:
-                return str(row["digest"])
-    except _SENSELESS as error:
-        raise ValueError("not a list of manifests") from error
-    return ""
-
-
-def count_bytes(manifest: Mapping[str, Any]) -> int:
-    """The size of an image's layers, compressed. Raises ValueError as above."""
-    try:
-        parts = [manifest.get("config", {}), *manifest.get("layers", ())]
-        return sum(int(part.get("size", 0)) for part in parts)
-    except _SENSELESS as error:
-        raise ValueError("not the manifest of an image") from error
 
 
 class _Registry:
@@ -226,13 +194,13 @@ class _Registry:
         self._base = f"{usual.rstrip('/')}/v2/{reference.repository}/manifests/"
         self._pass = ""
 
-    def fetch_manifest(self, name: str, method: str = "GET") -> tuple[dict[str, Any], str]:
-        """The manifest of a tag or digest, and its digest. By HEAD, it is empty."""
+    def fetch_manifest(self, name: str) -> tuple[Manifest, str]:
+        """The manifest of a tag or digest, and its digest."""
         url = self._base + urllib.parse.quote(name, safe=":")
         kinds = {"Accept": ", ".join(_KINDS)}
         for again in (False, True):
             try:
-                answer, headers = self._get(url, kinds, self._pass, method)
+                answer, headers = self._get(url, kinds, self._pass, Manifest)
                 break
             except urllib.error.HTTPError as error:
                 if error.code != 401 or self._pass or again:
@@ -245,18 +213,15 @@ class _Registry:
         return answer, digest
 
     def _get(
-        self, url: str, headers: Mapping[str, str], authorization: str, method: str = "GET"
-    ) -> tuple[dict[str, Any], Mapping[str, str]]:
-        request = urllib.request.Request(url, headers=dict(headers), method=method)
+        self, url: str, headers: Mapping[str, str], authorization: str, kind: type[T]
+    ) -> tuple[T, Mapping[str, str]]:
+        request = urllib.request.Request(url, headers=dict(headers))
         if authorization:
             # Not for whoever the registry sends us to.
             request.add_unredirected_header("Authorization", authorization)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                found = {} if method == "HEAD" else json.loads(answer.read(_LIMIT))
-                if not isinstance(found, dict):
-                    raise self.make_strange_error("something else than a JSON object")
-                return found, answer.headers
+                return msgspec.json.decode(answer.read(_LIMIT), type=kind), answer.headers
         except urllib.error.HTTPError:
             raise
         except (OSError, http.client.HTTPException) as error:
@@ -270,8 +235,8 @@ class _Registry:
                 " --runtime host, which needs none",
                 transient=True,
             ) from error
-        except (ValueError, RecursionError) as error:
-            raise self.make_strange_error("something else than JSON") from error
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise self.make_strange_error("something else than JSON that describes one") from error
 
     def _authorize(self, challenge: str) -> str:
         """The header that answers `WWW-Authenticate`."""
@@ -288,10 +253,10 @@ class _Registry:
         scope = f"repository:{self._reference.repository}:pull"
         query = {"service": words.get("service", ""), "scope": words.get("scope", scope)}
         try:
-            answer, _ = self._get(f"{realm}?{urllib.parse.urlencode(query)}", {}, basic)
+            answer, _ = self._get(f"{realm}?{urllib.parse.urlencode(query)}", {}, basic, _Pass)
         except urllib.error.HTTPError as error:
             raise self._explain_refusal(error) from error
-        return f"Bearer {answer.get('token') or answer.get('access_token') or ''}"
+        return f"Bearer {answer.token or answer.access_token}"
 
     def _require_encryption(self, url: str) -> None:
         """Before a password goes there."""
@@ -309,8 +274,7 @@ class _Registry:
                 hint=f"correct its name or tag, or run `{login}`: the nodes then pull with that"
                 " login",
             )
-        kind = Throttled if error.code == 429 else ProviderError
-        return kind(
+        return ProviderError(
             f"{host} answered {error.code} {error.reason} when asked for the image {text}",
             hint=f"try again; `{login}` raises the limit for requests",
             transient=error.code == 429 or error.code >= 500,
@@ -324,26 +288,41 @@ class _Registry:
         )
 
 
+class _Saved(Struct):
+    auth: str = ""
+
+
+class _Settings(Struct):
+    """What of Docker's config.json matters here."""
+
+    auths: dict[str, _Saved] = {}
+    credHelpers: dict[str, str] = {}
+    credsStore: str = ""
+
+
+class _Helped(Struct):
+    Username: str
+    Secret: str
+
+
 def find_saved_login(registry: str) -> RegistryLogin | None:
     """What `docker login` has saved for a registry, in its settings or with a credential helper."""
     folder = os.environ.get("DOCKER_CONFIG")
     path = (Path(folder) if folder else Path("~/.docker").expanduser()) / "config.json"
     name = _HUB_LOGIN if registry == HUB else registry
     try:
-        settings = json.loads(path.read_bytes())
-        if helper := settings.get("credHelpers", {}).get(name) or settings.get("credsStore"):
+        settings = msgspec.json.decode(path.read_bytes(), type=_Settings)
+        if helper := settings.credHelpers.get(name) or settings.credsStore:
             return _ask_helper(helper, name)
-        rows = settings.get("auths", {}).items()
-        saved = next(
-            (row.get("auth") for key, row in rows if _read_host(key) == _read_host(name)), None
-        )
+        rows = settings.auths.items()
+        saved = next((row.auth for key, row in rows if _read_host(key) == _read_host(name)), "")
         if not saved:
             return None
         user, _, password = base64.b64decode(saved, validate=True).decode().partition(":")
         return RegistryLogin(user, password)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         why = "it is not what `docker login` writes"
         if isinstance(error, OSError):
             why = describe_reason(error)
@@ -360,16 +339,16 @@ def _ask_helper(helper: str, name: str) -> RegistryLogin | None:
     that fails knows nothing: most images are public, and a refusal says what to do."""
     argv = [f"docker-credential-{helper}", "get"]
     result = process.run(argv, timeout=TIMEOUT, stdin=name.encode())
-    return parse_helped(result.text) if result.ok else None
+    return parse_helped(result.stdout) if result.ok else None
 
 
-def parse_helped(text: str) -> RegistryLogin | None:
+def parse_helped(text: bytes | str) -> RegistryLogin | None:
     """The answer of a credential helper; None where it is not one."""
     try:
-        found = json.loads(text)
-        login = RegistryLogin(str(found["Username"]), str(found["Secret"]))
+        found = msgspec.json.decode(text, type=_Helped)
+        login = RegistryLogin(found.Username, found.Secret)
         return login if login.basic else None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None
 
 
@@ -395,29 +374,16 @@ WHEELS = "python"
 """The stage of every recipe in which the wheels are installed."""
 
 
-def find_path() -> Path:
-    """The file of the list."""
-    return assets.find_folder("docker") / "downloads.json"
-
-
 def read_downloads() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(find_path().read_text())
+    found: dict[str, Any] = json.loads(
+        (assets.find_folder("docker") / "downloads.json").read_text()
+    )
     return found
 
 
-def list_names() -> tuple[str, ...]:
-    """The images that there is a recipe for."""
-    return tuple(catalog.RECIPES)
-
-
-def list_arguments(name: str, listed: Downloads, base: str = "") -> dict[str, str]:
-    """The recipe's build arguments."""
+def list_arguments(listed: Downloads, base: str = "") -> dict[str, str]:
+    """The build arguments of every recipe."""
     return {"BASE": base or listed["base"]["image"]}
-
-
-def list_bases(name: str, listed: Downloads) -> tuple[str, ...]:
-    """The public images that it is built on."""
-    return (list_arguments(name, listed)["BASE"],)
 
 
 def list_requirements(name: str, listed: Downloads) -> str:
@@ -455,6 +421,6 @@ def render_files(name: str, listed: Downloads, *, here: bool = False) -> dict[st
 
 def make_tag(name: str, listed: Downloads) -> str:
     """What the image is called on the nodes that have built it: another recipe, another name."""
-    parts = [*render_files(name, listed).items(), *list_arguments(name, listed).items()]
+    parts = [*render_files(name, listed).items(), *list_arguments(listed).items()]
     digest = hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:12]
     return f"clusterctl/{name}:{digest}"

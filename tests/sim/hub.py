@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from clusterctl.core import catalog
 from clusterctl.machines import registry
 
 LIST = "application/vnd.oci.image.index.v1+json"
@@ -83,13 +82,11 @@ class Hub:
 
     def serve_bases(self) -> None:
         """All that the recipes are built on, under the digests that they name."""
-        listed = registry.read_downloads()
-        for name in catalog.RECIPES:
-            for base in registry.list_bases(name, listed):
-                tagged, _, digest = base.partition("@")
-                path, _, tag = tagged.partition(":")
-                repository = path if "/" in path else f"library/{path}"
-                self.serve(repository, tag, size=28_200_000, digest=digest)
+        base = registry.list_arguments(registry.read_downloads())["BASE"]
+        tagged, _, digest = base.partition("@")
+        path, _, tag = tagged.partition(":")
+        repository = path if "/" in path else f"library/{path}"
+        self.serve(repository, tag, size=28_200_000, digest=digest)
 
     def may_see(self, repository: str, login: str) -> bool:
         return self._private.get(repository, login) == login

@@ -406,14 +406,6 @@ def test_a_damaged_note_of_what_was_fetched_is_none_or_one_clear_error(value: An
 
 
 @QUICK
-@given(st.dictionaries(st.sampled_from(("manifests", "config", "layers")), JSON, max_size=3))
-def test_what_a_registry_answers_is_read_or_refused(manifest: dict[str, Any]) -> None:
-    for read in (registry.find_platform, registry.count_bytes):
-        with suppress(ValueError):
-            read(manifest)
-
-
-@QUICK
 @given(st.lists(st.one_of(JSON.map(json.dumps), TEXT, st.just("[" * 5000)), max_size=3))
 def test_a_price_is_a_sum_of_money_or_unknown(rows: list[str]) -> None:
     with suppress(ValueError):

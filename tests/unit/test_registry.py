@@ -158,26 +158,6 @@ def test_docker_hub_has_another_name_in_dockers_settings(docker: Path) -> None:
     assert list(engine["auths"]) == ["https://index.docker.io/v1/"]
 
 
-def test_a_pinned_image_is_looked_at_without_a_pull(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Docker Hub counts each manifest that it sends. Where it sends none any more, what is pinned
-    is what it was."""
-    monkeypatch.setenv(registry.HUB_URL, hub.url)
-    digest = hub.serve("library/debian", "12")
-    assert registry.check_pinned(f"debian:12@{digest}") == ""
-    assert hub.heads == sum("/manifests/" in path for path in hub.asked) > 0
-    with pytest.raises(ProviderError, match="does not exist"):
-        registry.check_pinned(f"debian:12@sha256:{'0' * 64}")
-    hub.failure = 429
-    assert registry.check_pinned(f"debian:12@{digest}") == (
-        "docker.io limits requests now: not checked"
-    )
-    hub.failure = 500
-    with pytest.raises(ProviderError, match="answered 500"):
-        registry.check_pinned(f"debian:12@{digest}")
-
-
 @rows("code, says, transient", "registry.refusals")
 def test_refusals(hub: Hub, code: int, says: str, transient: bool) -> None:
     hub.failure = code

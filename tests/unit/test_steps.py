@@ -55,7 +55,7 @@ def chosen(
 def built(recipe: str) -> NodeContainer:
     """One whose image the node makes."""
     listed = registry.read_downloads()
-    bases = registry.list_bases(recipe, listed)
+    bases = (registry.list_arguments(listed)["BASE"],)
     return container(registry.make_tag(recipe, listed), recipe=recipe, bases=bases)
 
 
