@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import selectors
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from clusterctl.core.clock import Deadline
 from clusterctl.errors import ProviderError
@@ -30,47 +31,44 @@ def list_candidates(cluster_id: str) -> Iterator[IPv4Network]:
     return iter(subnets[first:] + subnets[:first])
 
 
+class _Address(Struct, frozen=True):
+    local: str = ""
+    prefixlen: int = 0
+
+
+class _Row(Struct, frozen=True):
+    """What `ip -j` says of an interface, or of a route."""
+
+    ifname: str = ""
+    addr_info: tuple[_Address, ...] = ()
+    dst: str = ""
+
+    @property
+    def networks(self) -> list[IPv4Network]:
+        texts = [f"{address.local}/{address.prefixlen}" for address in self.addr_info]
+        return list(filter(None, map(parse_network, [*texts, self.dst])))
+
+
+def _read_rows(text: str) -> list[_Row]:
+    """Other programs called `ip` print something else: nothing is known."""
+    with suppress(msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(text or "[]", type=list[_Row])
+    return []
+
+
 def parse_taken(addresses: str, routes: str) -> tuple[IPv4Network, ...]:
     """The networks in use, from `ip -4 -j address` and `ip -4 -j route show table all`.
 
     Routes wider than /8 are left out: those are ways to everywhere else, halved or not.
     """
-    texts = [
-        *(
-            f"{entry.get('local')}/{entry.get('prefixlen')}"
-            for _, entry in _list_entries(addresses)
-        ),
-        *(str(route.get("dst")) for route in _parse_objects(routes)),
-    ]
-    networks = filter(None, map(parse_network, texts))
-    return tuple(network for network in networks if network.prefixlen >= 8)
+    rows = (*_read_rows(addresses), *_read_rows(routes))
+    return tuple(network for row in rows for network in row.networks if network.prefixlen >= 8)
 
 
 def find_own(addresses: str, interface: str) -> IPv4Network | None:
     """The subnet that this cluster has already, from the address on its cable."""
-    for device, entry in _list_entries(addresses):
-        network = parse_network(f"{entry.get('local')}/{entry.get('prefixlen')}")
-        if network and device == interface and network.subnet_of(POOL):
-            return network
-    return None
-
-
-def _list_entries(addresses: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The addresses, each with the name of its device."""
-    for device in _parse_objects(addresses):
-        found = device.get("addr_info")
-        for entry in found if isinstance(found, list) else ():
-            if isinstance(entry, dict):
-                yield str(device.get("ifname")), entry
-
-
-def _parse_objects(text: str) -> list[dict[str, Any]]:
-    """What `ip -j` prints. Other programs of that name print something else: nothing is known."""
-    try:
-        found = json.loads(text or "[]")
-    except (ValueError, RecursionError):
-        return []
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    rows = [row for row in _read_rows(addresses) if row.ifname == interface]
+    return next((n for row in rows for n in row.networks if n.subnet_of(POOL)), None)
 
 
 def parse_network(text: str) -> IPv4Network | None:
@@ -126,7 +124,7 @@ def compute_mac(ip: str) -> str:
 
 def parse_links(text: str) -> set[str]:
     """The names of the interfaces that `ip -j link` lists."""
-    return {str(link.get("ifname")) for link in _parse_objects(text)}
+    return {row.ifname for row in _read_rows(text)}
 
 
 # -------------------------------------------------------------------------------------------------
