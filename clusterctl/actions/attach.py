@@ -161,12 +161,25 @@ def attach_hosts(
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
     check_name(name)
-    nodes = _read_hosts(file, login.user)
+    text = read_input(
+        file,
+        f"--hosts {file}",
+        hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
+        max_line=MAX_HOST_LINE,
+    )
+    nodes = parse_hosts(text, str(file), login.user)
     with ClusterLock(store.home, name, "attach"):
         before = prepare_record(store, name, "hosts", len(nodes), login.identity)
         # Which keys the hosts may show is found out anew.
         cluster = replace(before, nodes=nodes, host_keys={})
-        _refuse_to_drop(before, cluster)
+        # A host that is no longer in the file may still run a job, and has files of ours.
+        gone = {node.name for node in before.nodes} - {node.name for node in nodes}
+        if gone:
+            raise RecordError(
+                f"cluster {name!r} has {', '.join(sorted(gone))}, which the file does not list",
+                hint=f"`clusterctl detach {name}` removes clusterctl's files there;"
+                " then attach again",
+            )
 
         def prepare(pool: Pool) -> Cluster:
             return _prepare_hosts(store, cluster, before.nodes, login.workdir, sudo, pool, report)
@@ -174,27 +187,6 @@ def attach_hosts(
         cluster = _attach(store, cluster, prepare, report)
         store.add_event(name, "attached", nodes=len(nodes))
     return cluster
-
-
-def _read_hosts(file: Path, user: str) -> tuple[Node, ...]:
-    text = read_input(
-        file,
-        f"--hosts {file}",
-        hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
-        max_line=MAX_HOST_LINE,
-    )
-    return parse_hosts(text, str(file), user)
-
-
-def _refuse_to_drop(before: Cluster, after: Cluster) -> None:
-    """A host that is no longer in the file may still run a job, and has files of ours."""
-    gone = sorted({node.name for node in before.nodes} - {node.name for node in after.nodes})
-    if gone:
-        raise RecordError(
-            f"cluster {before.name!r} has {', '.join(gone)}, which the file does not list",
-            hint=f"`clusterctl detach {before.name}` removes clusterctl's files there;"
-            " then attach again",
-        )
 
 
 def _prepare_hosts(
@@ -481,7 +473,14 @@ def _survey_site(
             hint="is this a login node of the cluster? On Debian: apt-get install "
             + " ".join(sorted(set(missing.values()))),
         )
-    _require_queues(pool, node, site, where)
+    command = site.status_command
+    status = pool.find_transport(node.name).run(command, timeout=STATUS_TIMEOUT)
+    if not status.ok:
+        raise BootstrapError(
+            f"{site.title} on {where} does not answer: {status.why}",
+            hint="is this a login node of a running cluster?"
+            f" `{command.partition(' ')[0]}` must work there",
+        )
     info = {**site.parse_site_info(answers), "home": answers["home"].strip()}
     node = replace(
         node,
@@ -496,18 +495,6 @@ def _survey_site(
     return replace(
         cluster, nodes=(node,), site_info=info, mode_reason=info["version"] or site.title
     )
-
-
-def _require_queues(pool: Pool, login: Node, site: BatchSite, where: str) -> None:
-    """Raises BootstrapError where there are commands, but no batch system that answers them."""
-    command = site.status_command
-    result = pool.find_transport(login.name).run(command, timeout=STATUS_TIMEOUT)
-    if not result.ok:
-        raise BootstrapError(
-            f"{site.title} on {where} does not answer: {result.why}",
-            hint="is this a login node of a running cluster?"
-            f" `{command.partition(' ')[0]}` must work there",
-        )
 
 
 def _probe_shared(pool: Pool, node: Node, site: BatchSite, report: Reporter) -> str:

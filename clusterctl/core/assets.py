@@ -100,7 +100,7 @@ def _read_agent() -> tuple[str, dict[str, bytes]]:
 
 
 def pack(files: Mapping[str, tuple[bytes, int]]) -> bytes:
-    """An archive of files, by path, each with its mode, for `tar -xz`."""
+    """An archive of files, by path, each with its mode, for `tar -xz`. A folder's ends with `/`."""
     import tarfile
 
     made = io.BytesIO()
@@ -108,6 +108,7 @@ def pack(files: Mapping[str, tuple[bytes, int]]) -> bytes:
         for name, (data, mode) in files.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), mode
+            info.type = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
             archive.addfile(info, io.BytesIO(data))
     return made.getvalue()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clusterctl.cli import main
 from clusterctl.core.model import Accelerator, ClusterSpec, NodeGroup, NodeResult, Runtime
@@ -20,6 +21,7 @@ from clusterctl.machines.docker import containers
 from clusterctl.machines.docker.containers import build_archive, find_supported
 from clusterctl.machines.docker.provider import DockerProvider
 from clusterctl.options.values import indices
+from tests.unit.making import cluster
 from tests.unit.tables import read_rows, rows
 
 SUBNET = IPv4Network("198.18.5.0/24")
@@ -96,16 +98,9 @@ def create(
     deadline: float | None = None,
     shared: bool = False,
 ) -> list[str]:
-    labels = {containers.CLUSTER: "lab-1a2b", containers.FOLDER: "/x y", containers.DIGEST: "d"}
-    return containers.build_create_argv(
-        machine,
-        cluster="lab-1a2b",
-        labels=labels,
-        subnet=SUBNET,
-        privileges=supported,
-        restart=containers.choose_restart(deadline),
-        shared=shared,
-    )
+    where = cluster(id="lab-1a2b", deadline=deadline)
+    where = replace(where, spec=replace(where.spec, shared=shared))
+    return containers.build_create_argv(machine, where, Path("/x y"), "d", SUBNET, supported)
 
 
 def test_create_argv() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
-import tarfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -358,31 +356,35 @@ def name_volume(cluster: str) -> str:
     return f"{cluster}-shared"
 
 
+def label(cluster: Cluster, folder: Path) -> list[str]:
+    """The engine's arguments that label what is of the cluster."""
+    labels = {CLUSTER: cluster.id, FOLDER: str(folder)}
+    return [word for name, text in labels.items() for word in ("--label", f"{name}={text}")]
+
+
 def build_create_argv(
     machine: NodePlan,
-    *,
-    cluster: str,
-    labels: Mapping[str, str],
+    cluster: Cluster,
+    folder: Path,
+    digest: str,
     subnet: IPv4Network,
     privileges: Sequence[Privilege],
-    restart: str,
-    shared: bool = False,
 ) -> list[str]:
     """`docker create …`. Neither keys nor paths of this machine are in it."""
     words = [
-        *("create", "--name", name_container(cluster, machine), "--hostname", machine.name),
-        *("--network", cluster, "--network-alias", machine.name),
+        *("create", "--name", name_container(cluster.id, machine), "--hostname", machine.name),
+        *("--network", cluster.id, "--network-alias", machine.name),
         *("--ip", networks.compute_address(subnet, machine.index)),
-        *("--init", "--restart", restart, "--user", "root"),
+        *("--init", "--restart", choose_restart(cluster.deadline), "--user", "root"),
         *("--shm-size", SHARED_MEMORY),
+        *label(cluster, folder),
+        *("--label", f"{DIGEST}={digest}", "--label", f"{NODE}={machine.name}"),
     ]
-    for name, value in {**labels, NODE: machine.name}.items():
-        words += ["--label", f"{name}={value}"]
     for privilege in privileges:
         words += privilege.argv
     words += machine.devices
-    if shared:
-        words += ["--mount", f"type=volume,source={name_volume(cluster)},target={SHARED}"]
+    if cluster.spec.shared:
+        words += ["--mount", f"type=volume,source={name_volume(cluster.id)},target={SHARED}"]
     environment = {"SSH_PORT": str(PORT), "SSH_USER": "root", "HOST_KEY_FILE": f"{ETC}/host_key"}
     if machine.gpus:
         environment["SLOTS"] = str(len(machine.gpus))
@@ -402,10 +404,6 @@ START_LIMIT = 30.0
 """Seconds until a started container's sshd has to greet."""
 _AT_ONCE = 8
 _TOOLKIT = "NVIDIA GPUs need the NVIDIA container toolkit on this machine: docs/docker.md"
-
-
-def make_labels(cluster: Cluster, folder: Path) -> dict[str, str]:
-    return {CLUSTER: cluster.id, FOLDER: str(folder)}
 
 
 def set_deadline(cluster: str, deadline: float | None, life: float = 0.0) -> dict[Container, str]:
@@ -504,15 +502,8 @@ def make_container(
     that could not be started."""
 
     def make_one(machine: NodePlan) -> None:
-        argv = build_create_argv(
-            machine,
-            cluster=cluster.id,
-            labels={**make_labels(cluster, folder), DIGEST: digests[machine.name]},
-            subnet=subnet,
-            privileges=() if machine.name == LAUNCHER else privileges,
-            restart=choose_restart(cluster.deadline),
-            shared=cluster.spec.shared,
-        )
+        given = () if machine.name == LAUNCHER else privileges
+        argv = build_create_argv(machine, cluster, folder, digests[machine.name], subnet, given)
         what = f"{machine.name} could not be created"
         id = need(*argv, what=what).strip()
         private = (folder / "containers" / machine.name).read_text()
@@ -547,18 +538,9 @@ def _render_files(cluster: Cluster) -> dict[str, tuple[str, int]]:
 
 def build_archive(files: Mapping[str, tuple[str, int]]) -> bytes:
     """A tar of path → (text, mode), all root's, with the folders above it."""
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as tar:
-        for folder in sorted({str(Path(path).parent) for path in files}):
-            row = tarfile.TarInfo(folder.lstrip("/"))
-            row.type, row.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(row)
-        for path, (text, mode) in files.items():
-            data = text.encode()
-            row = tarfile.TarInfo(path.lstrip("/"))
-            row.size, row.mode = len(data), mode
-            tar.addfile(row, io.BytesIO(data))
-    return sink.getvalue()
+    rows = {f"{Path(path).parent}/": (b"", 0o755) for path in files}
+    rows |= {path: (text.encode(), mode) for path, (text, mode) in files.items()}
+    return assets.pack({path.lstrip("/"): row for path, row in rows.items()})
 
 
 def wait_for_sshd(

@@ -17,7 +17,7 @@ from pathlib import Path
 from clusterctl import process
 from clusterctl.core import catalog, keys
 from clusterctl.core.model import SHARED, Cluster, ClusterSpec, Node, Reporter, Role, Runtime
-from clusterctl.core.text import count, list_last_lines
+from clusterctl.core.text import list_last_lines
 from clusterctl.errors import LeftoverError, NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines import deadlines, networks
 from clusterctl.machines.docker import containers
@@ -29,6 +29,7 @@ from clusterctl.machines.protocol import (
     Features,
     Provider,
     ProviderPlan,
+    describe_made,
     name_span,
 )
 
@@ -120,7 +121,10 @@ class DockerProvider(Provider):
         missing = [machine for machine in machines if machine.name not in kept]
         if missing:
             if cluster.spec.shared:
-                _make_volume(cluster, folder)
+                # One that is there already is left as it is.
+                words = ("volume", "create", *containers.label(cluster, folder))
+                what = "the volume of the shared folder could not be created"
+                containers.need(*words, containers.name_volume(cluster.id), what=what)
             wanted = containers.list_privileges(self._devices)
             privileges = containers.find_supported(cluster.id, missing, wanted, report)
             containers.make_container(
@@ -128,15 +132,7 @@ class DockerProvider(Provider):
             )
             containers.wait_for_sshd(cluster, missing, addresses)
         gone = sorted(name for name in removed if name not in addresses)
-        report(
-            (
-                f"{count(len(missing), 'container')} started in {time.monotonic() - began:.1f} s"
-                + (f", {len(kept)} already running" if kept else "")
-                if missing
-                else f"all {count(len(kept), 'container')} already running"
-            )
-            + (f", removed: {', '.join(gone)}" if gone else "")
-        )
+        report(describe_made("container", len(missing), began, len(kept), gone))
         return Created(
             nodes=tuple(
                 _build_node(cluster, machine, addresses[machine.name]) for machine in machines
@@ -241,23 +237,12 @@ def _make_network(cluster: Cluster, folder: Path) -> IPv4Network:
     present = containers.list_labelled("network", cluster.id)
     if present and (found := containers.list_subnets(present)):
         return found[0]
-    words = ["network", "create", "--driver", "bridge"]
-    for name, value in containers.make_labels(cluster, folder).items():
-        words += ["--label", f"{name}={value}"]
+    words = ["network", "create", "--driver", "bridge", *containers.label(cluster, folder)]
     with ExitStack() as until:
         subnet = networks.claim(cluster.id, _list_used, until)
         words += ["--subnet", str(subnet), "--gateway", str(subnet[networks.HOST])]
         containers.need(*words, cluster.id, what="the cluster's network could not be created")
     return subnet
-
-
-def _make_volume(cluster: Cluster, folder: Path) -> None:
-    """The folder that all nodes share. One that is there already is left as it is."""
-    words = ["volume", "create"]
-    for name, value in containers.make_labels(cluster, folder).items():
-        words += ["--label", f"{name}={value}"]
-    volume = containers.name_volume(cluster.id)
-    containers.need(*words, volume, what="the volume of the shared folder could not be created")
 
 
 def _list_used() -> tuple[IPv4Network, ...]:

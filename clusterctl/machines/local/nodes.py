@@ -352,7 +352,6 @@ UNSHARE = (
     *("unshare", "--net", "--uts", "--ipc", "--mount", "--pid"),
     *("--fork", "--kill-child", "--propagation", "private"),
 )
-_TOOLS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount"}
 
 
 class Mode(Struct, frozen=True):
@@ -387,9 +386,6 @@ def find_obstacle() -> str:
     """Why nodes cannot have namespaces of their own; nothing if they can. A trial, once."""
     if os.geteuid() != 0:
         return "not root"
-    for tool, package in _TOOLS.items():
-        if shutil.which(tool, path=SEARCH) is None:
-            return f"{tool} is not installed (package {package})"
     trial = process_module.run(
         [*UNSHARE, "sh", locate_script("trial.sh")], timeout=5, env={"PATH": SEARCH}
     )

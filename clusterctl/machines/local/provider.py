@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
-from clusterctl.core.text import count, list_last_lines
+from clusterctl.core.text import list_last_lines
 from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.local import layout, nodes, processes
@@ -31,6 +31,7 @@ from clusterctl.machines.protocol import (
     Features,
     Provider,
     ProviderPlan,
+    describe_made,
     name_span,
 )
 
@@ -96,15 +97,7 @@ class LocalProvider(Provider):
         kept = len(names) - len(outcome.started)
         if cluster.deadline:
             processes.set_deadline(site, cluster.name, cluster.deadline, cluster.spec.ttl)
-        report(
-            (
-                f"{count(len(outcome.started), 'node')} started in {time.monotonic() - began:.2f} s"
-                + (f", {kept} already running" if kept else "")
-                if outcome.started
-                else f"all {count(kept, 'node')} already running"
-            )
-            + (f", removed: {', '.join(outcome.removed)}" if outcome.removed else "")
-        )
+        report(describe_made("node", len(outcome.started), began, kept, outcome.removed))
         return Created(
             nodes=tuple(
                 _build_node(site, name, outcome.endpoints[name], server.user, cluster.spec.workers)
