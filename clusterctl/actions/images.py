@@ -77,7 +77,7 @@ def build(name: str, *, push: str = "", base: str = "", on_line: Reporter) -> Bu
     form = "{{.Id}} {{.Size}}"
     found = process.run(["docker", "image", "inspect", "--format", form, reference], timeout=60)
     if not found.ok:
-        raise ProviderError(f"the engine has no image {reference}: {_describe_failure(found)}")
+        raise ProviderError(f"the engine has no image {reference}: {found.why}")
     id, size = found.text.split()
     return Built(kind, reference, id, int(size), bool(push))
 
@@ -136,17 +136,13 @@ def _pull(name: str, given: dict[str, str], on_line: Reporter) -> None:
 
 
 def prepare(name: str, downloads: dict[str, Any], context: Path, on_line: Reporter) -> None:
-    """Lays out all that the recipe takes: its files, and the wheels with their checksums."""
+    """Lays out all that the recipe takes: its files, and the wheels with their checksums. Raises
+    ProviderError."""
     for path, text in registry.render_files(name, downloads, here=True).items():
         (context / path).parent.mkdir(parents=True, exist_ok=True)
         (context / path).write_text(text)
     on_line("downloading the wheels")
     argv = make_pip_argv(context / "requirements.txt", context / "wheels", downloads)
-    _run_pip(name, argv, downloads)
-
-
-def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
-    """Runs pip's command line, and raises ProviderError where it fails."""
     result = process.run(argv, timeout=_PATIENCE)
     if not result.ok:
         # Only PyTorch's own index has builds for processors alone. It is asked where it has to be.
@@ -154,7 +150,7 @@ def _run_pip(name: str, argv: Sequence[str], downloads: dict[str, Any]) -> None:
         result = process.run([*argv, *more], timeout=_PATIENCE)
     if not result.ok:
         raise ProviderError(
-            f"the wheels for the image {name!r} could not be fetched: {_describe_failure(result)}",
+            f"the wheels for the image {name!r} could not be fetched: {result.why}",
             hint="check PIP_INDEX_URL and PIP_FIND_LINKS; docker/downloads.json lists the wheels"
             " that have to be there, with their checksums",
         )
@@ -208,9 +204,3 @@ def _run_watched(argv: Sequence[str], scratch: Path, on_line: Reporter, failure:
         raise KeyboardInterrupt
     if result.exit_code or result.error:
         raise ProviderError(f"{failure}: {result.error or ' · '.join(last)}")
-
-
-def _describe_failure(result: Any) -> str:
-    lines = result.stderr.decode(errors="replace").strip().splitlines()
-    errors = [line for line in lines if line.startswith("ERROR")]
-    return str(result.error or (errors or lines or [f"exit code {result.exit_code}"])[-1])

@@ -269,12 +269,9 @@ class Ec2Provider(Cloud):
         return "stopped machines keep no deadline, and AWS does not remove their disks"
 
     def find_registry_login(self, host: str) -> RegistryLogin | None:
-        found = ECR.fullmatch(host)
-        return (
-            RegistryLogin(*Api(found["region"]).ask_registry_login(found["account"]))
-            if found
-            else None
-        )
+        if found := ECR.fullmatch(host):
+            return RegistryLogin(*Api(found["region"]).ask_registry_login(found["account"]))
+        return None
 
     def destroy(self, cluster: Cluster, folder: Path, report: Reporter) -> None:
         ec2_create.destroy(self._open_api(cluster, folder), cluster, folder, report)
