@@ -31,19 +31,16 @@ def describe_rate(charges: Iterable[Charge], digits: int = 2) -> str:
     return f"{cost.render_cost(cost.sum_hourly(running), cost.is_exact(running), digits)}/h"
 
 
-def describe_bill(cluster: Cluster) -> str:
+def describe_bill(cluster: Cluster, digits: int = 2) -> str:
     """`$1.10/h until 18:00`."""
     end = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
-    return f"{describe_rate(cluster.charges)}{end}"
+    return f"{describe_rate(cluster.charges, digits)}{end}"
 
 
 def describe_stopped(cluster: Cluster) -> str:
     """`cluster lab is stopped; its disks cost $0.0107/h until 18:00`."""
-    end = f" until {format_time(cluster.deadline)}" if cluster.deadline else ""
-    return (
-        f"cluster {cluster.name} is stopped; its {cost.describe_stored(cluster.charges)} cost"
-        f" {describe_rate(cluster.charges, 4)}{end}"
-    )
+    stored = cost.describe_stored(cluster.charges)
+    return f"cluster {cluster.name} is stopped; its {stored} cost {describe_bill(cluster, 4)}"
 
 
 def report_left(cluster: Cluster, report: Reporter, done: str = "removed", verb: str = "") -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
@@ -520,7 +521,6 @@ class Api:
     def __init__(self, region: str, *, hurried: bool = False) -> None:
         self.region = region
         self._hurried = hurried
-        self._credentials: Credentials | None = None
         self._clients: dict[tuple[str, str], Any] = {}
         self._making = threading.Lock()
 
@@ -540,14 +540,13 @@ class Api:
                     max_pool_connections=16,
                     user_agent_extra="clusterctl",
                 )
-                session = self._find_credentials().session
+                session = self._credentials.session
                 self._clients[key] = session.client(*key, config=limits)
             return self._clients[key]
 
-    def _find_credentials(self) -> Credentials:
-        if self._credentials is None:
-            self._credentials = Credentials(self.region)
-        return self._credentials
+    @cached_property
+    def _credentials(self) -> Credentials:
+        return Credentials(self.region)
 
     @contextmanager
     def lend_credentials(self, lease: float = LEASE) -> Iterator[dict[str, str]]:
@@ -555,7 +554,7 @@ class Api:
         them again after `lease` seconds, where they end. Raises ProviderError."""
         with ExitStack() as stack:
             with self._making, self._explain_errors("reading your AWS credentials"):
-                environment = stack.enter_context(self._find_credentials().lend(lease))
+                environment = stack.enter_context(self._credentials.lend(lease))
             yield environment
 
     @contextmanager
