@@ -333,8 +333,13 @@ class QueueSystem(BatchSystem):
             where = job.spec.in_place or f"{folder}/work/{job.spec.program.folder}"
             own = messages.OwnScript(self._list_words(job.spec), where, dict(job.spec.env))
             return {OWN: direct.render_plan(own)}
-        common = {
-            **self._describe(job, plan),
+        common: dict[str, Any] = {
+            "batch": self,
+            "system": self.system,
+            "job": job,
+            "spec": job.spec,
+            "plan": plan,
+            "fast": FAST,
             "directives": self._render_head(self.directives(job.spec, job.id)),
             "tag": f"{cluster.id}/{job.id};",
             "folder": folder,
@@ -402,23 +407,13 @@ class QueueSystem(BatchSystem):
             warn_after=self.warn_after(spec) if traps else 0,
             requeues="requeue" in spec.native,
             gpus=any("gpu" in f"{name}={text}" for name, text in spec.native.items()),
-            **self._describe(job, plan),
+            batch=self,
+            system=self.system,
+            spec=spec,
         )
 
     def _render_head(self, lines: Sequence[str]) -> list[str]:
         return [f"{self.prefix} {line}" for line in lines]
-
-    def _describe(self, job: Job, plan: LaunchPlan) -> dict[str, Any]:
-        """What the templates of scripts share."""
-        return {
-            "batch": self,
-            "system": self.system,
-            "job": job,
-            "spec": job.spec,
-            "plan": plan,
-            "fast": FAST,
-            "device_env": plan.device_env,
-        }
 
     # ------------------------------------------------------------------------------- its commands
 
