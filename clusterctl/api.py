@@ -51,11 +51,7 @@ class Cluster:
 
     def __init__(self, store: Store, name: str, *, created: bool, report: OnLine | None) -> None:
         self._store, self.name, self.created = store, name, created
-        self._on_line = report
-
-    def _report(self, line: str) -> None:
-        if self._on_line:
-            self._on_line(line)
+        self._report: Any = report or (lambda line: None)
 
     @classmethod
     def up(

@@ -210,12 +210,12 @@ def judge(
 
 def _describe_left_out(item: LeftOut) -> Verdict:
     first, *more = item.subjects
-    subject = (
-        first if not more else f"{len(item.subjects)} {'links' if item.what == 'link' else 'nodes'}"
-    )
-    named = ", ".join(item.subjects[:NAMED]) + (" …" if len(item.subjects) > NAMED else "")
-    text = f"not measured: {item.why}" + (f" ({named})" if more else "")
-    return Verdict(subject, item.what, "note", text)
+    text = f"not measured: {item.why}"
+    if more:
+        named = ", ".join(item.subjects[:NAMED]) + (" …" if len(item.subjects) > NAMED else "")
+        first = count(len(item.subjects), "link" if item.what == "link" else "node")
+        text += f" ({named})"
+    return Verdict(first, item.what, "note", text)
 
 
 def _give(
@@ -438,9 +438,7 @@ def _read_number(text: str) -> float | None:
 
 
 def _read_reasons(text: str) -> str:
-    active = 0
-    with suppress(ValueError):
-        active = int(text, 16)
+    active = int(text, 16) if re.fullmatch(r"(0x)?[0-9a-fA-F]+", text) else 0
     return ", ".join(dict.fromkeys(why for bit, why in _THROTTLED.items() if active & bit))
 
 

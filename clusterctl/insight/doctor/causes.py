@@ -53,11 +53,15 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
     found = [finding for each in judges for finding in each(evidence)]
     explained = {finding.ranks for finding in found if finding.kind == "memory"}
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
+    job = evidence.job
     if not any(finding.serious for finding in kept):
-        kept = [*_judge_record(evidence), *(_promote(evidence, finding) for finding in kept)]
+        kept = [_promote(evidence, finding) for finding in kept]
+        # What the record says of a job that never started, or that was ended from outside.
+        if job.reason and job.state in (JobState.FAILED, JobState.LOST, JobState.TIMEOUT):
+            kept.insert(0, evidence.make_finding("record", why=job.reason))
     if not any(finding.serious for finding in kept):
         kept += waits.find_asleep(evidence)
-    kept = [replace(f, advice=messages.advise(f.advice, evidence.job)) for f in kept]
+    kept = [replace(f, advice=messages.advise(f.advice, job)) for f in kept]
     # A full disk that nothing shows the job to use comes last.
     return tuple(sorted(kept, key=lambda f: (not f.serious, f.kind == "disk" and not f.serious)))
 
@@ -68,13 +72,6 @@ def _promote(evidence: Evidence, finding: Finding) -> Finding:
     raised = any(find_last_error(evidence.ranks[number].err) for number in finding.ranks)
     message = finding.kind.startswith("message:")
     return replace(finding, serious=True) if message and raised else finding
-
-
-def _judge_record(evidence: Evidence) -> Iterator[Finding]:
-    """What the record says of a job that never started, or that was ended from outside."""
-    job = evidence.job
-    if job.reason and job.state in (JobState.FAILED, JobState.LOST, JobState.TIMEOUT):
-        yield evidence.make_finding("record", why=job.reason)
 
 
 def describe_hang(evidence: Evidence, hang: Hang) -> Finding:
