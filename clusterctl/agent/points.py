@@ -53,20 +53,16 @@ class Sweep:
         self._job, self._start, self._note = job, start, note
         self._queue = PointQueue(job)
         self._failed = False
+        self._ended: List[int] = []
 
     def run(self, slots: Sequence[Tuple[str, str, int]]) -> bool:
         """`slots`: node, the job's folder there, number. Whether all points have ended well."""
-        processes.do_each(self._work, slots)
-        return not self._failed and self._queue.is_empty()
+        processes.do_each(self._run_slot, slots)
+        ended_all = len(self._ended) == len(slots) and self._queue.is_empty()
+        return ended_all and not self._failed
 
-    def _work(self, slot: Tuple[str, str, int]) -> None:
-        try:
-            self._run_slot(*slot)
-        except BaseException:
-            self._failed = True
-            raise
-
-    def _run_slot(self, node: str, folder: str, number: int) -> None:
+    def _run_slot(self, slot: Tuple[str, str, int]) -> None:
+        node, folder, number = slot
         command = f"exec /bin/sh {folder}/slot.sh {number}"
         with open(os.path.join(self._job, "mpirun.err"), "ab") as log:
             pipe = subprocess.PIPE
@@ -81,6 +77,7 @@ class Sweep:
                 self._note(("exit", None, point, code, 1))
                 if code != "0":
                     self._failed = True
+        self._ended.append(number)
 
 
 def _ask(shell: Any, point: str) -> Optional[str]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any, Dict, List, NamedTuple, Sequence, Set
+from typing import IO, Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from . import messages, outputs, processes
 
@@ -26,7 +26,8 @@ SAVING = 5.0
 REST = 1.0
 """Seconds to read what is still to come when they have ended."""
 GIVEN_UP = 75
-LOOK = 0.2
+LOOK = 20
+"""Milliseconds between two looks whether they have ended."""
 MOST = 16 << 20
 END = 1 << 20
 """Bytes of what they print that are passed on from its start, and from its end."""
@@ -102,22 +103,16 @@ def _run(job: str, argv: Sequence[str], folder: str, variables: Dict[str, str]) 
     reading.start()
     reader = select.poll()
     reader.register(1, 0)  # says only that the other end of our stdout is closed
-    while True:
-        try:
-            code: int = child.wait(LOOK)
-            code = code if code >= 0 else 128 - code
-            break
-        except subprocess.TimeoutExpired:
-            if reader.poll(0):
-                code = GIVEN_UP
-                break
+    code: Optional[int] = None
+    while code is None:
+        code = GIVEN_UP if reader.poll(LOOK) else child.poll()
     if mark:
         _end(tag)
     child.poll()
     reading.join(REST)  # what has taken the mark off may hold the pipe
     if not reading.is_alive():
         child.stdout.close()
-    return code
+    return code if code >= 0 else 128 - code
 
 
 def _end(tag: str) -> None:

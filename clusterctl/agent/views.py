@@ -5,6 +5,7 @@ those count that were printed: what the ranks have left comes first.
 
 import base64
 import contextlib
+import glob
 import os
 import re
 import shutil
@@ -73,12 +74,9 @@ def _run(*words: str, seconds: float = ANSWER) -> str:
 
 def _list_ranks(job: str, suffix: str) -> Iterator[Tuple[str, str]]:
     """(rank, path without the suffix) of those with such a file."""
-    out = os.path.join(job, "out")
-    with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(out)):
-            if name.startswith("rank-") and name.endswith(suffix):
-                base = name[: -len(suffix)]
-                yield base[len("rank-") :], os.path.join(out, base)
+    for path in sorted(glob.glob(os.path.join(glob.escape(job), "out", "rank-*" + suffix))):
+        base = path[: -len(suffix)]
+        yield os.path.basename(base)[len("rank-") :], base
 
 
 def _list_processes(tag: str) -> Iterator[Tuple[int, str, processes.ProcessStat]]:
