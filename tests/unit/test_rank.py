@@ -254,12 +254,6 @@ def test_exit_code(script: str, code: int, tmp_path: Path) -> None:
     assert not list((tmp_path / "7" / "out").glob("*.new"))
 
 
-def test_no_such_program(tmp_path: Path) -> None:
-    rank = Rank(tmp_path / "7", "", {}, program="/nowhere/python x.py")
-    assert rank.run(OMPI)[0] == 127
-    assert "/nowhere/python" in rank.said(1, "err")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_are_forwarded(number: signal.Signals, tmp_path: Path) -> None:
     """The program gets SIGTERM, may take its time, and its own exit code counts."""

@@ -141,8 +141,8 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
     need(bool(real), "needs a network besides loopback")
     call = plan_batch_calls()[major]
     late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_device": real[0].device}
-    tcp = next(flags for _, engine, flags in call.engines if engine == "ob1")
-    flags = [late.get(word, word) for word in (*call.flags, *call.by_device, *tcp)]
+    words = (*call.flags, *call.placed, *call.by_device, *call.without_fabric)
+    flags = [late.get(word, word) for word in words]
     plan = launcher.plan_launch(
         "mpirun", request(cluster(mode="local", one_host=True), spec(ranks=2))
     )
