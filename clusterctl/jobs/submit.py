@@ -129,7 +129,7 @@ def _locate() -> str:
 STAGE_TIMEOUT = 600.0
 """Seconds that a node has to take what is sent to it."""
 COMPILE_TIMEOUT, SETUP_TIMEOUT, REQUEST_TIMEOUT = 600.0, 3600.0, 40.0
-PATIENCE, PAUSE = 2.0, 10.0
+PATIENCE, PAUSE = 3.0, 10.0
 """Seconds until a person is told what takes its time, and then between two such lines."""
 SETUP_SHOWN = 20
 """Lines of the output of --setup that are shown where it fails."""
