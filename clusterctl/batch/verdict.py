@@ -440,10 +440,11 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         launcher += " or its daemon on a node"  # whose code it takes for its own
     ended = f"{launcher} {how}"
     if last.told and last.launcher_code == 0 and len(last.told) < job.ranks:
-        return f"{_abort(job, last)} ({ended})"
+        others = _name_ranks(job, sorted({*range(job.ranks)} - last.told))
+        return f"a rank ended the others, as MPI_Abort(…, 0) does; not ended: {others} ({ended})"
     missing = [rank for rank in range(job.ranks) if rank not in last.exits]
     if missing and last.exits and last.started >= job.ranks:
-        return f"{_describe_killed(job, missing)} ({ended})"
+        return f"{_name_ranks(job, missing)} left no exit code: killed or lost ({ended})"
     if missing and last.launcher_code:
         return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
     if last.told or last.launcher_code:
@@ -486,34 +487,19 @@ def _name_some(names: Sequence[str]) -> str:
 
 
 _STUCK = (124, 137)
-"""With these `timeout` ends: ssh had connected, or would have said why not."""
+"""With these `timeout` ends ssh, which would have said why it had not connected."""
 
 
 def _describe_lost(last: Attempt) -> str:
     """The nodes that did not answer in the end, and why not, as far as that is known."""
     why: dict[str, list[str]] = {}
     for name in (name for name, left in last.survivors.items() if left < 0):
-        silence = last.silences.get(name)
-        said = _describe_silence(*silence) if silence else ""
+        code, text = last.silences.get(name, (0, ""))
+        # Of `ssh: connect to host worker-2 port 22: …`; with _STUCK, it had connected.
+        said = "connected, but no reply in time" if code in _STUCK else text.rpartition(": ")[2]
         why.setdefault(said or "no answer when the job ended", []).append(name)
     return ", ".join(f"lost {', '.join(names)}: {said}" for said, names in why.items())
 
 
-def _describe_silence(code: int, text: str) -> str:
-    if code in _STUCK:
-        return "connected, but no reply in time"
-    return text.rpartition(": ")[2]  # of `ssh: connect to host worker-2 port 22: …`
-
-
-def _abort(job: Job, last: Attempt) -> str:
-    """Who has ended the others, as MPI_Abort(comm, 0) does."""
-    others = [rank for rank in range(job.ranks) if rank not in last.told]
-    who = f"rank {others[0]} on {job.find_node(others[0])}" if len(others) == 1 else "a rank"
-    return f"{who} ended the other ranks before they had finished, with MPI_Abort(…, 0)"
-
-
-def _describe_killed(job: Job, missing: Sequence[int]) -> str:
-    """The ranks that have left no exit code, while others have."""
-    names = [f"rank {rank} on {job.find_node(rank)}" for rank in missing]
-    were, they = ("was", "it") if len(missing) == 1 else ("were", "they")
-    return f"{_name_some(names)} {were} killed or lost: {they} left no exit code"
+def _name_ranks(job: Job, ranks: Iterable[int]) -> str:
+    return _name_some([f"rank {rank} on {job.find_node(rank)}" for rank in ranks])

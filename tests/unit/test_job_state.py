@@ -236,9 +236,9 @@ def test_ranks_that_all_ended_well_have_succeeded_unless_something_came_over_the
 def test_ranks_of_batch_jobs_are_named_where_they_are_few() -> None:
     text = "running 12 1\nplaced 12 c1:1,c2:4,\nlauncher 30 137\nexit 29 0 0 1\nstarted 30 5"
     four = verdict.judge(job(scheduler="slurm"), f"{text}\nended 31")
-    assert "rank 3 on c2, rank 4 on c2 were killed or lost" in four.reason
+    assert "rank 3 on c2, rank 4 on c2 left no exit code: killed or lost" in four.reason
     many = ended("placed 12 c1:3,", "launcher 30 0", "told 29 0 1", "exit 29 0 0 1")
-    assert many.reason.startswith("a rank ended the other ranks before they had finished")
+    assert many.reason.startswith("a rank ended the others, as MPI_Abort")
     one = ended("placed 12 c1:1,", "launcher 30 0", "exit 29 0 0 1", "alone 29 0 abc")
     assert (one.state, one.never_met) == (JobState.SUCCEEDED, False), "there is nobody to meet"
 
