@@ -78,7 +78,7 @@ def read_folder(source: Path, home: Home) -> Content:
     places: dict[str, tuple[Path, int]] = {}
     digests = Digests(home, source)
     try:
-        for path in _walk(source):
+        for path in _list_all(source):
             status, name = path.lstat(), str(path.relative_to(source))
             mode, when = stat.S_IMODE(status.st_mode), status.st_mtime_ns
             if stat.S_ISREG(status.st_mode):
@@ -101,12 +101,11 @@ def read_folder(source: Path, home: Home) -> Content:
     return Content(entries, places)
 
 
-def _walk(source: Path) -> Iterator[Path]:
+def _list_all(source: Path) -> Iterator[Path]:
     """All that is in it; a folder before what that holds. Raises OSError."""
 
     def fail(error: OSError) -> None:
         raise error
 
     for above, folders, names in os.walk(source, onerror=fail):
-        for name in sorted((*folders, *names)):
-            yield Path(above, name)
+        yield from (Path(above, name) for name in sorted((*folders, *names)))

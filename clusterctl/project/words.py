@@ -767,12 +767,11 @@ class _Reader:
         if kind not in _PLAIN and not plain:
             raise UsageError(
                 f"{path} asks for {kind}, which {self._name} sets up and clusterctl does not",
-                hint=f"`{self._name} --multi_gpu …` runs without it; or copy the file into the"
-                " project, and name it with --config_file"
-                if own
-                else "let it start the ranks of each node: clusterctl run --ranks-per-node 1 -- sh"
+                hint="let it start the ranks of each node: clusterctl run --ranks-per-node 1 -- sh"
                 f" -c '{self._name} --config_file {path} --num_machines $WORLD_SIZE --machine_rank"
-                " $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT …'",
+                " $RANK --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT …'"
+                + f"; or `{self._name} --multi_gpu …` runs without it"
+                * own,
             )
         for key, value in keys.items():
             rule = self._launcher.find(f"--{key.removeprefix('use_').replace('_', '-')}")
