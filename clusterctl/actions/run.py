@@ -239,8 +239,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     secrets: Mapping[str, str]
     packages: Packages | None = None
     """Those that are installed for it; a rerun finds them in the state home."""
-    command: str = ""
-    """What one of them has to bring."""
     projects: tuple[own_project.Project, ...] = ()
     """Those of its tree, for a program that gets packages: some may have to be built."""
     typed: tuple[str, ...] = ()
@@ -435,7 +433,6 @@ def prepare(
         tree=own_project.equip_own_project(tree, projects),
         secrets=secrets,
         packages=packages,
-        command=command,
         projects=tuple(projects) if builds else (),
     )
 
@@ -602,8 +599,6 @@ def _ship(
             job = replace(job, spec=spec, stage=stage)
             store.save_job(job)
             files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
-        if prepared.command and prepared.packages:
-            project_packages.check_command(prepared.command, prepared.packages, where, pool)
         staging = True
         put = partial(
             jobs_submit.put,

@@ -54,7 +54,7 @@ from clusterctl.project.own_project import (
     make_plain_name,
     run_uv,
 )
-from clusterctl.project.program import Resolved, find_closest
+from clusterctl.project.program import Resolved
 from clusterctl.project.words import find_shell_text
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import Home, find_home
@@ -317,23 +317,6 @@ def _ask_for_environment(node: Node, digest: str) -> str:
         return question
     there = f"command -v {python} >/dev/null || exit {NO_PYTHON}"
     return run_inside(node, f"{_PATH} {there}; {question}")
-
-
-def check_command(word: str, packages: Packages, nodes: Sequence[Node], pool: Pool) -> None:
-    """Raises UsageError where the job's environment has no command of that name."""
-    folder = quote(f"{locate_packages(nodes[0], packages.digest)}/bin")
-    questions = {nodes[0].name: f"cd {folder} && ls && [ -x {quote(word)} ]"}
-    for result in pool.run(questions, timeout=ASK_TIMEOUT):
-        if result.exit_code is None:
-            raise make_error("installing packages", result)
-        if not result.ok:
-            close = find_closest(Path(word), result.text.split())
-            raise UsageError(
-                f"no script named {word!r}, and no package of {packages.source} has such a command",
-                hint=f"did you mean {close}?"
-                if close
-                else f"for a command of the nodes: clusterctl run -- {word}",
-            )
 
 
 def _install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:

@@ -25,7 +25,6 @@ from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import packages as project_packages
 from clusterctl.project.program import resolve_program
 from clusterctl.state.home import find_home
-from clusterctl.transport.pool import Pool
 from tests import wheels
 from tests.unit.calling import Call
 from tests.unit.making import cluster
@@ -59,11 +58,6 @@ def test_a_node_gets_the_packages_beside_those_of_its_python(
     code = f"import demo, helper, sys; print(demo.VERSION, helper.VERSION, {own!r} in sys.path)"
     assert run(python_of(one), "-c", code) == "2.0 1.5 True\n"
     assert run(python_of(one).removesuffix("python") + "demo-version") == "2.0\n"
-    with Pool([one], identity=None, known_hosts=Path("none")) as pool:
-        project_packages.check_command("demo-version", packages, [one], pool)
-        with pytest.raises(UsageError, match=r"no package of requirements\.txt has") as caught:
-            project_packages.check_command("demo-versoin", packages, [one], pool)
-    assert caught.value.hint == "did you mean demo-version?"
 
 
 @pytest.mark.parametrize("system", [False, True])
