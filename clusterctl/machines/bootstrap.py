@@ -36,7 +36,7 @@ from clusterctl.core.model import (
 )
 from clusterctl.core.progress import NodePhases
 from clusterctl.errors import BootstrapError, NodeUnreachable
-from clusterctl.machines import facts, registry
+from clusterctl.machines import deadlines, facts, registry
 from clusterctl.machines.protocol import RegistryLogin
 from clusterctl.transport.pool import Pool
 
@@ -236,9 +236,6 @@ def read_bootstrap(node: Node, result: NodeResult) -> Node:
 # The agent that ends unused machines, and what it reports.
 
 
-NOTICED = 60.0
-"""Seconds that a clock may be wrong: less is the time that an answer takes."""
-
 END = "sudo -n sh -c 'shutdown -P now || poweroff -f'"
 
 
@@ -255,7 +252,7 @@ class AgentReport(Struct, frozen=True):
     def compute_ends(self, now: float) -> dict[str, float]:
         """`ended` by a clock that shows `now`, where the launcher's is wrong."""
         off = now - self.now if self.now else 0.0
-        late = off if abs(off) > NOTICED else 0.0
+        late = off if abs(off) > deadlines.NOTICED else 0.0
         return {name: when + late for name, when in self.ended.items()}
 
 

@@ -8,7 +8,7 @@ that a kill has cut off is passed over; the next look sees that again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from math import inf
@@ -235,7 +235,9 @@ def settle(cluster: Cluster, looks: Sequence[Sighting]) -> tuple[Charge, ...]:
     for row in rows:
         by_node.setdefault(row.node, []).append(row)
     for life in lives.values():
-        like = by_node.get(life.thing.node) or _find_same(life.thing, rows, by_node)
+        item = life.thing.item  # its own node may have been planned by an `up` that was cut off
+        same = next((row.node for row in rows if item and row.item == item), "")
+        like = by_node.get(life.thing.node) or by_node.get(same, [])
         found += _charge(life, like, whole=life.thing.id not in known)
     place = {key: at for at, key in reversed([*enumerate((r.node, r.part) for r in rows)])}
     return tuple(
@@ -296,13 +298,6 @@ def _charge(life: _Life, rows: Sequence[Charge], *, whole: bool) -> Iterator[Cha
             # Of an address nobody is told when it goes: it is looked at as soon as it may have.
             unseen = run.unseen and row.part != GATEWAY_ADDRESS
             yield replace(row, since=since, until=until, unseen=unseen)
-
-
-def _find_same(
-    thing: Thing, rows: Sequence[Charge], by_node: Mapping[str, list[Charge]]
-) -> Sequence[Charge]:
-    """The rows of another node of its type: its own was planned by an `up` that was cut off."""
-    return next((by_node[row.node] for row in rows if thing.item and row.item == thing.item), ())
 
 
 def _find_rows(thing: Thing, rows: Iterable[Charge]) -> list[Charge]:

@@ -108,26 +108,15 @@ def check_path(folder: Path) -> None:
     Raises UsageError."""
     text = str(folder)
     if any(char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in text):
-        raise UsageError(
-            f"the state home {text!r} has a control character or a byte that is not UTF-8",
-            hint="set CLUSTERCTL_HOME to another folder",
-        )
-    if "," in text:
-        raise UsageError(
-            f"the state home {text!r} has a comma: Open MPI splits paths at commas",
-            hint="set CLUSTERCTL_HOME to another folder",
-        )
-
-
-def check_new_path(folder: Path) -> None:
-    """Refuses also one in which no job starts, though a cluster may be removed there: the folder of
-    Open MPI's remote agent is in PATH. Raises UsageError."""
-    check_path(folder)
-    if ":" in str(folder):
-        raise UsageError(
-            f"the state home {str(folder)!r} has a colon, which separates the folders of PATH",
-            hint="set CLUSTERCTL_HOME to another folder",
-        )
+        wrong = "has a control character or a byte that is not UTF-8"
+    elif "," in text:
+        wrong = "has a comma: Open MPI splits paths at commas"
+    elif ":" in text:  # that of Open MPI's remote agent
+        wrong = "has a colon, which separates the folders of PATH"
+    else:
+        return
+    hint = "set CLUSTERCTL_HOME to another folder"
+    raise UsageError(f"the state home {text!r} {wrong}", hint=hint)
 
 
 def find_hidden(folder: Path, keep: Iterable[Path]) -> Path:

@@ -59,7 +59,7 @@ class LocalProvider(Provider):
     ) -> ProviderPlan:
         names = layout.name_nodes(spec.workers)
         if ahead:
-            layout.check_new_path(ahead)  # before there is a record
+            layout.check_path(ahead)  # before there is a record
         layout.find_server()
         mode = nodes.choose_mode()
         kind = (
