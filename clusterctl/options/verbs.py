@@ -277,6 +277,7 @@ ENV_FILE = "File of secret NAME=VALUE lines; repeatable"
 
 STAGED = (kinds.STAGED,)
 SUPERVISED = (kinds.STAGED, kinds.SUPERVISED)
+OURS, AT_SITES = (kinds.DIRECT, kinds.SUPERVISED), (batch_systems.ONLY, kinds.STAGED)
 SELDOM = "Less common, see docs/reference.md"
 """What the help says before options that it only names, so that it fits on 60 lines."""
 
@@ -392,20 +393,15 @@ class Run(Started, heading=JOBS, module="run"):
         "Arguments to resume: '--resume {snapshot}'", "ARGS", check=values.check_resume_args
     )
     keep_files = texts(
-        "Outputs to copy to the launcher; repeatable",
-        "GLOB",
-        limits=(kinds.DIRECT, kinds.SUPERVISED),
-        check=values.pattern,
+        "Outputs to copy to the launcher; repeatable", "GLOB", limits=OURS, check=values.pattern
     )
     sync = text(
         "Copy outputs to a folder here while the job runs",
         "DIR",
-        limits=(kinds.DIRECT, kinds.SUPERVISED, kinds.ATTENDED),
+        limits=(*OURS, kinds.ATTENDED),
         check=values.local_folder,
     )
-    now = flag(
-        "Do not wait for other jobs", group=MORE_JOB, limits=(kinds.DIRECT, kinds.SUPERVISED)
-    )
+    now = flag("Do not wait for other jobs", group=MORE_JOB, limits=OURS)
     dry_run = flag("Print what would run, and why", limits=())
     emit = choice(
         "Print a standalone script",
@@ -425,7 +421,7 @@ class Run(Started, heading=JOBS, module="run"):
         "Run a batch script in its folder (login node only)",
         flags="--in-place",
         group=MORE_PROGRAM,
-        limits=(batch_systems.ONLY, *STAGED),
+        limits=AT_SITES,
         settable=False,
     )
     modules = texts(
@@ -433,10 +429,7 @@ class Run(Started, heading=JOBS, module="run"):
     )
     venv = text("Virtual environment on the nodes", "DIR", group=batch_systems.GROUP)
     container = text(
-        "Apptainer image to run ranks in",
-        "IMAGE",
-        group=batch_systems.GROUP,
-        limits=(batch_systems.ONLY, kinds.STAGED),
+        "Apptainer image to run ranks in", "IMAGE", group=batch_systems.GROUP, limits=AT_SITES
     )
 
     passed = batch_systems.PASSED
@@ -868,19 +861,11 @@ class DataGet(Common, heading=DATA, module="data"):
         "clusterctl data get s3://my-bucket/train --name images",
     )
     names = texts("mnist, cifar10, imagenette, or a URL", "NAME|URL...", flags="")
-    name = text(
-        "Name of the folder on the workers",
-        "NAME",
-        limits=kinds.limit_to("url", "works only with a URL"),
-    )
-    sha256 = text(
-        "Checksum of the file",
-        "HEX",
-        limits=kinds.limit_to("url", "works only with a URL"),
-        check=values.sha256_hex,
-    )
-    mirror = text("URL of a folder with the files", "URL", env="CLUSTERCTL_MIRROR")
-    no_push = flag("Do not copy to the workers")
+    OF_URL = Group(OPTIONS.heading, (kinds.limit_to("url", "works only with a URL"),))
+    name = text("Name of the folder on the workers", "NAME", group=OF_URL)
+    sha256 = text("Checksum of the file", "HEX", group=OF_URL, check=values.sha256_hex)
+    mirror = text("URL of a folder with the files", "URL", group=OPTIONS, env="CLUSTERCTL_MIRROR")
+    no_push = flag("Do not copy to the workers", group=OPTIONS)
     cluster = cluster_option(kinds.exclude("no-push"))
 
 
