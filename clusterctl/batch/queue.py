@@ -46,7 +46,6 @@ from clusterctl.errors import UsageError
 from clusterctl.launch import hostfile, launcher
 from clusterctl.launch.compiling import plan_compilation
 from clusterctl.options.batch import BATCH_SYSTEMS
-from clusterctl.options.verbs import find_limit
 
 ANSWER_MARGIN = 15
 """Seconds beyond the grace of its programs that a node of a job has to answer its script, which the
@@ -228,23 +227,20 @@ class QueueSystem(BatchSystem):
 
     def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
         own = spec.program.kind is ProgramKind.BATCH
-        span = re.fullmatch(r"\d+-(\d+)", ",".join(spec.hosts))
-        if span and not own:
+        hosts = ",".join(spec.hosts)
+        if hosts and not (own and re.fullmatch(r"\d+-\d+", hosts)):
             raise UsageError(
-                f"--nodes {span[0]}: a range of nodes works only with a batch script of your own",
-                hint=f"--nodes {span[1]}: ranks are counted before the job starts",
-            )
-        if spec.hosts and not span:
-            limit = find_limit("run", "--nodelist", (cluster.system,))
-            hint = f"`run --nodelist {','.join(spec.hosts)}`" if limit is None else "leave it out"
-            raise UsageError(
-                f"hosts cannot be chosen here ({', '.join(spec.hosts)}): the queue chooses them",
-                hint=hint,
+                f"--nodes {hosts}: hosts cannot be chosen here, the queue chooses them",
+                hint=f"--nodes N asks for so many; --nodelist {hosts} for these, where it is known",
             )
         self.check(spec)
         if own:
             return spec, (Placement(node=UNPLACED, first=0, count=1),)
-        spec = self._give_time(spec)
+        # The seconds that ranks have to save are those that the job says, or all of the warning
+        # that it asks for. Of one of our own choice the script needs a part.
+        announced = 0 if self.name_passed(spec, "USR1") else self.read_notice(spec)
+        grace = spec.grace or float(announced)
+        spec = replace(spec, grace=grace, notice=math.ceil(grace) or LEAD - ANSWER_MARGIN)
         if spec.is_sweep:
             _check_points(spec)
             count = parse_concurrency(spec.array) or len(spec.points)
@@ -252,13 +248,6 @@ class QueueSystem(BatchSystem):
             spec = self.resolve_size(spec)
             count = spec.ranks or spec.nodes * spec.ranks_per_node
         return spec, (Placement(node=UNPLACED, first=0, count=count),)
-
-    def _give_time(self, spec: JobSpec) -> JobSpec:
-        """The job with the seconds that its ranks have to save: as it says, or all of the warning
-        that it asks for. Of one of our own choice the script needs a part."""
-        announced = 0 if self.name_passed(spec, "USR1") else self.read_notice(spec)
-        grace = spec.grace or float(announced)
-        return replace(spec, grace=grace, notice=math.ceil(grace) or LEAD - ANSWER_MARGIN)
 
     def take_script(self, spec: JobSpec, cluster: Cluster, path: Path | None = None) -> None:
         if self.prefix not in (spec.program.directives or self.prefix).split(" or "):
