@@ -418,7 +418,7 @@ def prepare(
     if command:
         notes.append(f"no file {command} here: one of these packages has to bring that command")
     warnings = (
-        *(own_project.explain_own_project(project) for project in projects if project.problem),
+        *(project.warning for project in projects),
         unread,
         programs.warn_of_backend(resolved, spec.backend),
         programs.warn_of_launcher(resolved, job.ranks),

@@ -170,6 +170,13 @@ class Project(msgspec.Struct, frozen=True):
         return self.name or f"the project in {self.folder}".removesuffix(" in .")
 
     @property
+    def warning(self) -> str:
+        """Why it is used without a build, for people; "" for one that was built."""
+        where = ", ".join(self.paths)
+        what = f"{self.title} cannot be built, so its packages are looked for only in {where}"
+        return self.problem and f"{what}: {self.problem}"
+
+    @property
     def commands(self) -> set[str]:
         return {name.removeprefix("bin/") for name, _, _ in self.own if name[:4] == "bin/"}
 
@@ -252,14 +259,6 @@ def equip_own_project(tree: project_tree.Tree, projects: Sequence[Project]) -> p
     made = dict(file for project in projects for file in project.made)
     written = {**dict(tree.written), **made}
     return replace(tree, written=tuple(written.items()), own=tuple(own.values()))
-
-
-def explain_own_project(project: Project) -> str:
-    """Why it is used without a build, for people."""
-    return (
-        f"{project.title} cannot be built, so its packages are looked for only in"
-        f" {', '.join(project.paths)}: {project.problem}"
-    )
 
 
 def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
