@@ -378,7 +378,7 @@ class Processes:
             if not name.startswith("rank-") or word not in OF_RANK:
                 continue
             if word != "alone" or not os.path.exists(self._locate(rank, "met")):
-                said = [] if word == "started" else read_text(self._locate(rank, word)).split()
+                said = read_text(self._locate(rank, word)).split()  # `started` has no file
                 with contextlib.suppress(ValueError):
                     yield messages.read_fact([word, rank, *said])
 

@@ -172,16 +172,28 @@ def test_it_tells_what_ranks_have_left(ranks: Ranks) -> None:
     }
 
 
-@pytest.mark.parametrize(("newer", "told"), [(True, True), (False, False)])
+@pytest.mark.parametrize("noted", ["now", "earlier", "never"])
+def test_a_node_that_has_restarted_says_so(tmp_path: Path, noted: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / ".staged").touch()
+    if noted != "never":
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text() if noted == "now" else "x\n"
+        (tmp_path / "out" / "boot").write_text(boot + Path("/proc/1/stat").read_text())
+    facts = [("survivors", 0), *[("node", "restarted")] * (noted == "earlier")]
+    assert list(Processes(str(tmp_path), TAG).look()) == facts
+
+
+@pytest.mark.parametrize(("came", "staged"), [(2e9, 1e9), (2e9, 3e9), (1e9, 2e9)])
 def test_an_end_of_the_machine_counts_for_the_job_that_it_came_over(
-    tmp_path: Path, newer: bool, told: bool
+    tmp_path: Path, came: float, staged: float
 ) -> None:
     job = tmp_path / "jobs" / "1"
     (job / "out").mkdir(parents=True)
-    (job / ".staged").touch()
-    (tmp_path / "ending").write_text("spot\n")
-    os.utime(tmp_path / "ending", (2e9, 2e9) if newer else (1e9, 1e9))
-    assert (("node", "spot") in list(Processes(str(job), TAG).look())) is told
+    for path, when in ((tmp_path / "ending", came), (job / ".staged", staged)):
+        path.write_text("spot\n")
+        os.utime(path, (when, when))
+    told = ("node", "spot") in list(Processes(str(job), TAG).look())
+    assert told is (came > staged)
 
 
 def test_who_waits_for_word_ends_with_its_rank(tmp_path: Path) -> None:
@@ -251,7 +263,13 @@ def test_a_process_shows_what_it_is(ranks: Ranks) -> None:
     program = ranks.job / "a) b (c"
     program.symlink_to("/bin/sleep")
     process = ranks.start(3, str(program), "60")
-    wait_for(lambda: processes.read_link(f"/proc/{process.pid}/exe").endswith("sleep"), 10, str)
+
+    def sleeps() -> bool:
+        there = processes.read_link(f"/proc/{process.pid}/exe").endswith("sleep")
+        found = processes.read_stat(process.pid)
+        return bool(there and found and found.state == "S")
+
+    wait_for(sleeps, 20, str)
     found = processes.read_stat(process.pid)
     assert found
     assert (found.command, found.state, found.parent) == ("a) b (c", "S", os.getpid())
@@ -278,9 +296,12 @@ def test_a_process_shows_what_it_is(ranks: Ranks) -> None:
 
 
 def test_no_group_is_signalled() -> None:
-    """0 would be our own one, and -1 everybody."""
-    processes.send(0, signal.SIGKILL)
-    processes.send(-1, signal.SIGKILL)
+    code = "import os; from clusterctl.agent import processes; processes.send(0, 9); print(1)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, start_new_session=True, capture_output=True
+    )
+    assert done.stdout == b"1\n"
 
 
 @pytest.mark.parametrize("tag", ["CLUSTERCTL_JOB=x/1", "X=1;", "", "JOB=x/1;"])
