@@ -550,9 +550,9 @@ def spread(
             command = f"cd {root} && {{ {prepare}; }} && exec /bin/sh {agent} store {root}"
             connect, target = f"{root}/bin/clusterctl-ssh", f"{node.root}/{folder}"
             receivers.append(Receiver(name, command, connect, target))
-        return spreading.spread(
+        return spreading.Spread(
             pool, receivers, content, link=link, timeout=timeout, patience=patience
-        )
+        ).run()
 
     def attempt(names: Sequence[str]) -> dict[str, NodeResult]:
         if may_spread(nodes):

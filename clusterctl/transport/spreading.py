@@ -88,31 +88,21 @@ class _State(Struct, eq=False):
         return self.made or bool(self.error)
 
 
-def spread(
-    pool: Pool,
-    receivers: Sequence[Receiver],
-    content: Content,
-    *,
-    link: bool = False,
-    timeout: float,
-    patience: float = STALLED,
-) -> tuple[NodeResult, ...]:
-    """Makes the content in a folder of each node. `link`: programs only read it there. `patience`:
-    seconds without progress after which a copy is given up.
-    """
-    return _Spread(pool, receivers, content, link, timeout, patience).run()
+class Spread:
+    """Makes the content in a folder of each node."""
 
-
-class _Spread:
     def __init__(
         self,
         pool: Pool,
         receivers: Sequence[Receiver],
         content: Content,
-        link: bool,
+        *,
+        link: bool = False,
         timeout: float,
-        patience: float,
+        patience: float = STALLED,
     ) -> None:
+        """`link`: programs only read it there. `patience`: seconds without progress after which a
+        copy is given up."""
         self._pool, self._content, self._link = pool, content, link
         self._manifest = pack_manifest(content.entries)
         self._states = {to.name: _State(to) for to in receivers}

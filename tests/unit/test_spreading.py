@@ -22,7 +22,7 @@ from clusterctl.core.progress import COPIED
 from clusterctl.errors import NodeUnreachable
 from clusterctl.jobs.fetch import persist
 from clusterctl.transport.pool import Pool
-from clusterctl.transport.spreading import Content, Receiver, spread
+from clusterctl.transport.spreading import Content, Receiver, Spread
 from tests.unit.making import node
 from tests.unit.staged import lab as make_lab
 
@@ -78,7 +78,7 @@ class Lab:
         with Pool(nodes, identity=None, known_hosts=Path("/nowhere")) as pool:
             receivers = [self.receive(name) for name in self.names]
             content = Content(entries, places)
-            results = spread(pool, receivers, content, timeout=60, patience=patience)
+            results = Spread(pool, receivers, content, timeout=60, patience=patience).run()
         self.sent = COPIED.read() - before
         return results
 
@@ -189,7 +189,7 @@ def test_a_file_that_changes_here_is_an_error(lab: Lab, data: dict[str, bytes]) 
     digest = "0" * 64
     content = Content([TreeEntry(FILE, "a", 0o644, 9, digest)], {digest: (lab.path / "short", 0)})
     with Pool(nodes, identity=None, known_hosts=Path("/nowhere")) as pool:
-        results = spread(pool, [lab.receive(name) for name in lab.names], content, timeout=60)
+        results = Spread(pool, [lab.receive(n) for n in lab.names], content, timeout=60).run()
     assert all("became shorter" in result.error for result in results)
 
 
