@@ -552,7 +552,7 @@ def _try_log_ins(
         first, second = by_name[name]
         words = (f"{first.root}/bin/clusterctl-ssh", second.name, command)
         result = pool.find_transport(first.name).run(
-            f"{shlex.join(words)} </dev/null", timeout=limit
+            f"exec {shlex.join(words)} </dev/null", timeout=limit
         )
         return replace(result, node=name)
 
