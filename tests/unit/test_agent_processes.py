@@ -147,6 +147,29 @@ def test_the_end_leaves_nothing(ranks: Ranks) -> None:
     assert ("survivors", 0) in list(ranks.processes.look())
 
 
+def test_wrappers_have_the_time_that_their_programs_leave(ranks: Ranks) -> None:
+    """Also one that was stopped; and who ignores that is killed."""
+    environ = {**os.environ, "CLUSTERCTL_JOB": TAG.partition("=")[2]}
+    traps = ("'sleep 1; exit 7'", "'exit 8'", "''")
+    wrappers = [
+        subprocess.Popen(
+            ["/bin/bash", "-c", f"trap {trap} TERM; : >$0; while :; do sleep 0.05; done", name],
+            env=environ,
+            cwd=ranks.job,
+            start_new_session=True,
+        )
+        for name, trap in zip("abc", traps, strict=True)
+    ]
+    ranks.started += wrappers
+    wait_for(lambda: all((ranks.job / name).exists() for name in "abc"), 20, str)
+    os.kill(wrappers[1].pid, signal.SIGSTOP)
+    program = ranks.shell(0, SAVES)
+    ranks.processes.end(4)
+    assert list_living(TAG) == []
+    assert program.wait() == 3
+    assert [wrapper.wait() for wrapper in wrappers] == [7, 8, -signal.SIGKILL]
+
+
 def test_it_tells_what_ranks_have_left(ranks: Ranks) -> None:
     out = ranks.job / "out"
     for name, text in {
