@@ -103,6 +103,13 @@ def _name_own(file: Path) -> str:
 
 def _check_known(name: str) -> None:
     known = catalog.RECIPES
+    if name == "amd":
+        raise UsageError(
+            "there is no recipe for AMD's GPUs: it would need ROCm's libraries and PyTorch compiled"
+            f" for {catalog.FAMILIES['g4ad'].arch}, more than 8 hours on a g4ad.xlarge",
+            hint=f"`up --gpu g4ad` takes {catalog.CONTAINER_IMAGES['amd'].public}, which has them;"
+            " an --image of your own works, too",
+        )
     if name not in known:
         close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known)}"

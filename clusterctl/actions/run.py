@@ -285,7 +285,7 @@ def resolve_run(given: Run, stdin: Stdin | None = None, cluster: Cluster | None 
     secret = {path.resolve() for path in given.env_file}
     files = tuple(name for name in found.tree.files if (found.tree.root / name) not in secret)
     tree = replace(found.tree, files=files, stdin=stdin)
-    findings = project_tree.check_tree(tree, found.program.folder, secret)
+    findings = project_tree.check_tree(found.program, tree, secret)
     settings = {name for key in given.settings for name in (key, key.replace("_", "-"))}
     return replace(found, tree=tree, findings=findings, settings=settings, parts=given.parts)
 

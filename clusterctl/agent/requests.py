@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
 
@@ -19,6 +20,8 @@ GOOD_FOR = 600.0
 """Seconds for which the same request is not looked at again."""
 CHECKED = "checked"
 MODULE_LIMIT = 20
+RUNTIMES = ("apptainer", "singularity")
+"""What runs containers at sites."""
 _MODULES = """
 for init in "${MODULESHOME-}/init/sh" "${LMOD_PKG-}/init/sh" /etc/profile.d/lmod.sh \\
     /etc/profile.d/modules.sh /usr/share/modules/init/sh; do
@@ -31,11 +34,12 @@ for name; do module load "$name" || { echo "@@$name"; exit 1; }; done
 
 class Refusal(NamedTuple):
     """`hint`: what to do, "" where nobody knows better than the options. `closed`: the site may
-    open what is asked for."""
+    open what is asked for. `doubtful`: the nodes of the job may have what this one lacks."""
 
     why: str
     hint: str = ""
     closed: bool = False
+    doubtful: bool = False
 
 
 def check(root: str, settings: str) -> Iterator[str]:
@@ -66,6 +70,9 @@ def _list_refusals(given: Dict[str, Any], path: str, digest: str) -> Iterator[Re
     options = scripts.join_options(lines, words)
     yield from _check_outputs(given["folder"], options, slurm)
     yield from (_ask_slurm if slurm else _ask_grid)(words, lines, options)
+    if image and not (given["modules"] or given["pyxis"] or any(map(shutil.which, RUNTIMES))):
+        why = "no apptainer or singularity on the login node"
+        yield Refusal(why, "the nodes of the job need one, or --module loads it", doubtful=True)
 
 
 def _is_missing(path: str) -> bool:

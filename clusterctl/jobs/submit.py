@@ -460,11 +460,15 @@ def check_request(
     settings = system.describe_request(job.spec, script)
     if not settings:
         return
+    settings = {**settings, "pyxis": bool(cluster.site_info.get("pyxis"))}
     command = f"{write_unset(system.emits)}; {render_question(node, None, 'request', settings)}"
     found = ask(node, pool, command, timeout=REQUEST_TIMEOUT)
     if not found.ok or not found.text.strip():
         return
     refusal = json.loads(found.text)
+    if refusal["doubtful"]:
+        report(f"{refusal['why']}: {refusal['hint']}")
+        return
     hint = refusal["hint"] or system.advise(refusal["why"], cluster)
     if not refusal["closed"]:
         raise UsageError(refusal["why"], hint=hint)

@@ -204,6 +204,8 @@ class Tree(Struct, frozen=True):
     own: tuple[tuple[str, bytes, int], ...] = ()
     """What describes the project itself, for a folder beside that of the tree."""
     stdin: Stdin | None = None
+    absent: tuple[str, ...] = ()
+    """Submodules that git has not checked out."""
 
     def has(self, name: str) -> bool:
         """Whether that path, relative to the root, is one of the files."""
@@ -255,7 +257,8 @@ def find_tree(
     own = find_home().path.resolve()
     fetched: dict[Path, bool] = {}
     ignored = _read_ignored(root)
-    found = _list_git_files(root) if top else _walk(root, own, ignored)
+    absent: list[str] = []
+    found = _list_git_files(root, absent) if top else _walk(root, own, ignored)
     first = script.resolve() if script is not None else None
     own_names = [str(first.relative_to(root))] if first and first.is_relative_to(root) else []
     names = (
@@ -265,7 +268,8 @@ def find_tree(
         if not (ignored(name) or (root / name).is_relative_to(own))
         and not _is_in_ours((root / name).parent, root, fetched)
     )
-    return _measure(root, chain(own_names, names), limit, by_git=top is not None)
+    tree = _measure(root, chain(own_names, names), limit, by_git=top is not None)
+    return replace(tree, absent=tuple(name for name in absent if not ignored(f"{name}/")))
 
 
 def include(tree: Tree, paths: Sequence[Path], limit: int = 0) -> Tree:
@@ -498,8 +502,9 @@ def _looks_like_git(folder: Path) -> bool:
         return True
 
 
-def _list_git_files(root: Path) -> Iterator[str]:
-    """What git tracks or would track below `root`; folders in its list are submodules."""
+def _list_git_files(root: Path, absent: list[str]) -> Iterator[str]:
+    """What git tracks or would track below `root`; folders in the list are submodules. Those that
+    are not checked out are added to `absent`."""
     argv = ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"]
     result = process.run(argv, timeout=60)
     if not result.ok:
@@ -509,11 +514,17 @@ def _list_git_files(root: Path) -> Iterator[str]:
         )
     for raw in dict.fromkeys(result.stdout.split(b"\0")):
         name = os.fsdecode(raw).rstrip("/")
+        if not name:
+            continue
         path = root / name
-        if name and (path.is_symlink() or not path.is_dir()):
+        if path.is_symlink() or not path.is_dir():
             yield name
-        elif name and (path / ".git").exists():
-            yield from (f"{name}/{inner}" for inner in _list_git_files(path))
+        elif (path / ".git").exists():
+            further: list[str] = []
+            yield from (f"{name}/{inner}" for inner in _list_git_files(path, further))
+            absent += (f"{name}/{inner}" for inner in further)
+        else:
+            absent.append(name)
 
 
 def _read_ignored(root: Path) -> Callable[[str], bool]:
@@ -608,27 +619,54 @@ def _make_folders(tree: Tree) -> Iterator[PlannedMember]:
 
 # -------------------------------------------------------------------------------------------------
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+POINTER_SIZES = range(len(POINTER), 1025)
+"""Bytes of a pointer of Git LFS (its specification: less than 1024)."""
 ENVIRONMENT = ".env"
+EDITOR_LINK = ".#"
+"""The name of a link by which Emacs marks a file that is being edited begins with this."""
 GIT_TIMEOUT = 10.0
 INTERPRETER = "interpreter"
 """What a node says of one that it lacks."""
 
 
-def check_tree(tree: Tree, folder: str, env_files: Collection[Path] = ()) -> tuple[str, ...]:
-    """What to say of files that will not be on the nodes as they are here. `folder`: where ranks
-    start. `env_files`: those that are passed in another way."""
-    outside = []
+def check_tree(program: Program, tree: Tree, env_files: Collection[Path] = ()) -> tuple[str, ...]:
+    """What to say of files that will not be on the nodes as they are here. `env_files`: those that
+    are passed in another way. Raises UsageError where the program itself is not there."""
+    outside: list[str] = []
+    pointers: list[str] = []
     for name in tree.files:
         path = os.path.join(tree.root, name)
-        if os.path.islink(path):
-            target = os.readlink(path)
-            end = os.path.normpath(os.path.join(os.path.dirname(name), target))
-            if end == ".." or end.startswith("../"):
-                outside.append(f"{name} → {target}")
-    what = "links lead out of the copied folder"
-    advice = "--stage copies a folder that holds both"
-    notes = [f"{what}: {_list_names(outside)}; {advice}"] if outside else []
-    return (*notes, *_describe_environment(tree, folder, env_files))
+        with suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                target = os.readlink(path)
+                end = os.path.normpath(os.path.join(os.path.dirname(name), target))
+                if end == ".." or end.startswith("../"):
+                    outside.append(f"{name} → {target}")
+            elif status.st_size in POINTER_SIZES and _is_pointer(path):
+                pointers.append(name)
+    main = os.path.normpath(os.path.join(program.folder, program.source or program.target))
+    if main in pointers:
+        raise UsageError(
+            f"{main} is a Git LFS pointer, not the program itself", hint="git lfs pull"
+        )
+    notes = (
+        (outside, "links lead out of the copied folder", "--stage copies a folder that holds both"),
+        (pointers, "Git LFS pointers are copied without their content", "`git lfs pull` gets it"),
+        (
+            tree.absent,
+            "submodules are not checked out",
+            "`git submodule update --init` gets them",
+        ),
+    )
+    made = [f"{what}: {_list_names(names)}; {advice}" for names, what, advice in notes if names]
+    return (*made, *_describe_environment(tree, program.folder, env_files))
+
+
+def _is_pointer(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(POINTER)) == POINTER
 
 
 def _list_names(names: Sequence[str]) -> str:
@@ -656,13 +694,20 @@ def find_interpreter(path: Path) -> str:
     """What the first line of a script names to run it; for `env NAME`, the name alone. "": it is no
     script, or its shell is everywhere."""
     with suppress(OSError), path.open("rb") as file:
-        first = os.fsdecode(file.readline(512))
-        words = first.removeprefix("#!").split() if first.startswith("#!") else []
-        if words and PurePath(words[0]).name == "env":
-            rest = (word.removeprefix("-S") for word in words[1:])
-            words = [word for word in rest if word and "=" not in word and word[0] != "-"]
-        return "" if words[:1] in ([], ["/bin/sh"], ["sh"]) else words[0]
+        first = os.fsdecode(file.readline(512)).rstrip()
+        words = first.removeprefix("#!").split()
+        if first.startswith("#!") and words:
+            if PurePath(words[0]).name == "env":
+                words = [word.removeprefix("-S") for word in words[1:]]
+                pairs = zip(["", *words], words, strict=False)
+                words = [w for before, w in pairs if w and before not in _TAKE_A_VALUE]
+                words = [w for w in words if "=" not in w and not w.startswith("-")]
+            return "" if not words or words[0] in ("/bin/sh", "sh") else words[0]
     return ""
+
+
+_TAKE_A_VALUE = {"-u", "--unset", "-C", "--chdir"}
+"""Options of env whose value is the next word."""
 
 
 def render_question(program: Program, folder: str, node: Node) -> str:

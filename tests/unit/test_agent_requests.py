@@ -46,7 +46,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ask(root: Path, system: str = "slurm", **given: Any) -> dict[str, Any]:
     settings = {"system": system, "words": [], "lines": [], "venv": "", "container": ""}
-    settings |= {"modules": [], "folder": "", **given}
+    settings |= {"modules": [], "folder": "", "pyxis": False, **given}
     found = list(requests.check(str(root), json.dumps(settings)))
     return json.loads(found[0]) if found else {}
 
@@ -59,6 +59,25 @@ def test_partitions_that_no_job_gets(
     refusal = ask(tmp_path, lines=lines, words=words)
     assert refusal.get("why", "") == why
     assert refusal.get("closed", False) == why.endswith("is down")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"modules": ["apptainer"]}, {"pyxis": True}, {"container": ""}, {"has": True}],
+    ids=lambda given: "-".join(given) or "missing",
+)
+def test_a_login_node_without_what_runs_containers(
+    given: dict[str, Any], tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "init").mkdir()
+    (tmp_path / "init" / "sh").write_text("module() { :; }\n")
+    monkeypatch.setenv("MODULESHOME", str(tmp_path))
+    if given.pop("has", False):
+        (tools / "singularity").symlink_to("sbatch")
+    elif not given:
+        assert ask(tmp_path, container="docker://x").get("doubtful")
+        return
+    assert not ask(tmp_path, **{"container": "docker://x", **given})
 
 
 @rows("system, says, why", "requests.what_the_queue_says_of_a_request")
@@ -125,6 +144,7 @@ def test_what_a_job_needs_is_there(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tools / "apptainer").symlink_to("sbatch")
     assert not ask(tmp_path, venv=f"{tmp_path}/env", container="docker://debian")
     assert "no such virtual environment" in ask(tmp_path, venv="/opt/none")["why"]
     assert "no such image" in ask(tmp_path, container="~/none.sif")["why"]

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from clusterctl.core.job import Program, ProgramKind
-from clusterctl.errors import LaunchError
+from clusterctl.errors import LaunchError, UsageError
 from clusterctl.project import tree
 from clusterctl.project.tree import find_tree
 from tests.unit.tables import rows
+
+MAIN = Program(kind=ProgramKind.PYTHON, target="main.py")
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
 
 
 def write(folder: Path, **files: str) -> None:
@@ -20,8 +23,8 @@ def write(folder: Path, **files: str) -> None:
         (folder / name).write_text(text)
 
 
-def look(folder: Path, *env_files: Path) -> tuple[str, ...]:
-    return tree.check_tree(find_tree(folder), ".", env_files)
+def look(folder: Path, *env_files: Path, program: Program = MAIN) -> tuple[str, ...]:
+    return tree.check_tree(program, find_tree(folder), env_files)
 
 
 def git(folder: Path, *words: str) -> None:
@@ -30,7 +33,7 @@ def git(folder: Path, *words: str) -> None:
 
 
 def test_nothing_is_said_of_a_healthy_tree(tmp_path: Path) -> None:
-    write(tmp_path, **{"sub/a": "a", "attributes": "x"})
+    write(tmp_path, **{"sub/a": "a", "attributes": POINTER.replace("version", "about")})
     (tmp_path / "folder").symlink_to("sub")
     (tmp_path / "sub" / "b").symlink_to("../main.py")
     (tmp_path / "chain").symlink_to("sub/b")
@@ -44,6 +47,26 @@ def test_links_that_lead_out_of_the_tree_are_named(target: str, tmp_path: Path) 
     (tmp_path / "data").symlink_to(target)
     [note] = look(tmp_path)
     assert f"data → {target}" in note
+
+
+def test_files_that_git_has_not_fetched_are_named(tmp_path: Path) -> None:
+    library, work = tmp_path / "library", tmp_path / "work"
+    write(library)
+    write(work, **{"model.pt": POINTER, "sub dir/b.bin": POINTER, "large.txt": POINTER * 20})
+    for folder in (library, work):
+        git(folder, "init", "-q")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", "x")
+    git(work, "submodule", "add", "-q", str(library), "third/party")
+    git(work, "commit", "-qm", "x")
+    assert "third" not in "".join(look(work))
+    git(tmp_path, "clone", "-q", str(work), str(tmp_path / "clone"))
+    pointers, submodules = look(tmp_path / "clone")
+    assert "model.pt, sub dir/b.bin;" in pointers
+    assert "third/party" in submodules
+    write(work, **{"main.py": POINTER})
+    with pytest.raises(UsageError, match=r"main\.py is a Git LFS pointer"):
+        look(work)
 
 
 def test_files_of_variables_outside_git_are_named(tmp_path: Path) -> None:
