@@ -99,3 +99,14 @@ def test_status_says_when_it_cannot_take_the_cluster_down(lab: tuple[Cluster, Si
     (said,) = status.read_status(store, replace(cluster, deadline=time.time() - HOUR)).warnings
     assert "it could not be taken down at its deadline" in said
     assert "`clusterctl down lab` removes it" in said
+
+
+def test_it_ends_where_the_cluster_s_folder_is_gone(lab: tuple[Cluster, Site]) -> None:
+    cluster, place = lab
+    arm(cluster, place, time.time() + 6)  # it looks again then, or after five seconds
+    (place.folder / "deadline").unlink()
+    until = time.monotonic() + 60
+    while processes.scan(place):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert open_store().list_names() == ("lab",)
