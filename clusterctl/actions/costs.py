@@ -19,6 +19,7 @@ from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, describe_reason
 from clusterctl.insight import cost
 from clusterctl.machines import ledger, providers
+from clusterctl.machines.deadlines import NOTICED
 from clusterctl.state.store import Store
 
 if TYPE_CHECKING:
@@ -301,6 +302,18 @@ def _describe_unexpected(cluster: Cluster, now: float) -> tuple[str, ...]:
     return ()
 
 
+def describe_late_clock(cluster: Cluster, now: float) -> tuple[str, ...]:
+    """A warning where this machine's clock shows an earlier time than at `up`."""
+    behind = cluster.created - now
+    if behind <= NOTICED:
+        return ()
+    return (
+        f"this machine's clock is at least {format_span(round(behind / 60) * 60)} behind, by the"
+        " creation of the cluster: ages and costs are wrong until it is set"
+        " (`timedatectl set-ntp true`)",
+    )
+
+
 # -------------------------------------------------------------------------------------------------
 # Spending of the past, by day, cluster and job.
 
@@ -377,6 +390,8 @@ def sum_spending(
             warnings += lines
         elif not _is_over(item, since):
             warnings += describe_doubts(item, now)
+    if latest := max(known, key=lambda item: item.created, default=None):
+        warnings += describe_late_clock(latest, now)
 
     def sum_from(item: Cluster, start: float, end: float) -> float:
         return cost.sum_between(item.charges, max(since, start), end, now)

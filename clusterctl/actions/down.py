@@ -147,6 +147,9 @@ def finish_down(
             _note_left(store, cluster, report, clock())
             raise
         report(error.message)
+    except KeyboardInterrupt:
+        costs.report_left(cluster, report)
+        raise
     now = clock()
     charges = _look(cluster, folder, now).charges
     cluster = replace(

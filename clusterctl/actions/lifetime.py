@@ -140,6 +140,10 @@ def extend(
         cluster = replace(cluster, deadline=end)
         store.save(cluster)
         store.add_event(name, "extended", deadline=round(end))
+        try:
+            provider.label_deadline(cluster, folder, end)
+        except ProviderError as error:
+            report(f"the tags in the cloud still show the old deadline: {error.message}")
     return cluster, dollars
 
 
@@ -235,6 +239,9 @@ def stop(
         except ProviderError:
             with suppress(ProviderError):  # what has stopped or ended is told while it is shown
                 providers.look(cluster, folder, clock())
+            costs.report_left(cluster, report, "stopped", "stop")
+            raise
+        except KeyboardInterrupt:
             costs.report_left(cluster, report, "stopped", "stop")
             raise
         cluster = replace(cluster, phase=Phase.STOPPED, stopping=False)

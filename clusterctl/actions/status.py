@@ -85,6 +85,7 @@ def read_status(
             *_warn_of_deadline(store, cluster, now),
             *_warn_of_stopped_files(store, cluster),
             *uncertain,
+            *costs.describe_late_clock(cluster, now),
             *wrong,
         ),
     )

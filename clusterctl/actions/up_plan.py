@@ -549,6 +549,7 @@ def keep_budget(
         now -= provider.measure_clock(cluster, folder, report)
         sooner = charges.shorten(options, cluster.charges, end, now)
         provider.extend(cluster, folder, sooner)
+        provider.label_deadline(cluster, folder, sooner)
     except (NodeUnreachable, ProviderError) as error:
         report(
             f"{spent}, which does not last until {format_time(end)}; that could not be changed"

@@ -99,7 +99,10 @@ def _take_down(given: Down, console: Console) -> None:
             console.note("aborted; nothing was removed")
             raise typer.Exit(2)
         which = f"named {wanted} " if given.choose_name() else ""
-        console.note(f"no cluster {which}exists; nothing to remove")
+        console.note(
+            f"no cluster {which}is on record here; nothing to remove"
+            " (`clusterctl gc` looks for what EC2 has without one)"
+        )
         console.document(cluster=wanted, existed=False)
         return
     least = "at least " * any(line.dollars is None for line in gone.receipt)

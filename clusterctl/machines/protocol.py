@@ -273,6 +273,10 @@ class Provider:
         where nothing speaks against it. Asks no node."""
         return ""
 
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        """Shows in the cloud when the cluster ends, for people and `gc`; no machine ends by it.
+        Raises ProviderError."""
+
     def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
         """Seconds that this machine's clock is ahead of the one that deadlines are kept by, which
         is reported where it is much. Raises ProviderError where it is too much, or nobody answers

@@ -3,6 +3,7 @@ The code of clusterctl against the simulated API, and against machines."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,6 +76,18 @@ def connect(node: Node) -> str:
     with Pool([node], identity=None, known_hosts=Path(os.devnull)) as pool:
         [found] = pool.connect([node.name], timeout=20)
     return found.error
+
+
+def test_who_has_the_rights_of_an_earlier_version_finds_what_there_is(lab: Lab, api: Api) -> None:
+    older = json.loads(json.dumps(RIGHTS))
+    older["Statement"][0]["Action"].remove("ec2:DescribeInstanceConnectEndpoints")
+    group = lab.group("lab-1-nodes")
+    lab.api.create_tags(Resources=[group], Tags=[{"Key": TAG, "Value": "lab-1"}])
+    lab.ec2.policy(older)
+    try:
+        assert [left.id for left in remove.find_tagged(api, "lab-1")] == [group]
+    finally:
+        lab.ec2.policy(None)
 
 
 def test_the_endpoint_of_a_network_of_theirs_is_used(lab: Lab, api: Api) -> None:

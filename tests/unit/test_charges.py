@@ -437,6 +437,13 @@ def test_what_nobody_saw_is_said_also_of_a_cluster_that_is_gone(store: Store) ->
     assert not costs.sum_spending(store, HOUR, "late", lambda: NOON).warnings, "it is long over"
 
 
+def test_a_clock_that_is_behind_is_said(store: Store) -> None:
+    store.save(replace(made("new", machine(NOON)), created=NOON))
+    assert costs.sum_spending(store, DAY, None, lambda: NOON).warnings == ()
+    [line] = costs.sum_spending(store, DAY, None, lambda: NOON - 2 * HOUR).warnings
+    assert line.startswith("this machine's clock is at least 2 h behind")
+
+
 def test_programs_read_it_as_json_and_csv(store: Store, call: Call) -> None:
     said = call("cost", "--since", "9999d", "--json").document
     assert {row["id"] for row in said["clusters"]} == {"ana-old-1", "ana-lab-1"}

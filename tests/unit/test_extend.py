@@ -47,6 +47,7 @@ class Machines(Cloud):
     names: Iterable[str] = NODES
     silent: bool = False
     refused: bool = False
+    untagged: bool = False
     ahead: float = 0.0
     noted: list[float | None] = field(default_factory=list)
 
@@ -55,6 +56,11 @@ class Machines(Cloud):
 
     def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:
         return self.ahead
+
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        assert self.store.read_cluster("lab").deadline == deadline, "the record goes first"
+        if self.untagged:
+            raise ProviderError("create tags: your AWS credentials have expired")
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
         self.noted.append(self.store.read_cluster(cluster.name).deadline)
@@ -97,6 +103,17 @@ def test_the_new_deadline_is_by_the_clock_of_the_cloud(machines: Machines) -> No
     extended, _ = extend(machines.store, "lab", 2 * HOUR, print, unasked)
     assert extended.deadline == NOW - 240 + 2 * HOUR
     assert machines.store.read_cluster("lab").deadline == extended.deadline
+
+
+def test_a_tag_that_stays_behind_is_said_and_no_failure(machines: Machines) -> None:
+    """The nodes have their new end: nothing else has to be done again."""
+    machines.untagged = True
+    on_record(machines.store, 2 * HOUR)
+    told: list[str] = []
+    done = extend(machines.store, "lab", 4 * HOUR, told.append, agreed)
+    assert done[0].deadline == NOW + 4 * HOUR
+    [line] = told
+    assert "create tags: your AWS credentials have expired" in line
 
 
 @pytest.mark.parametrize("ttl", [HOUR, 4 * HOUR])

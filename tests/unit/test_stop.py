@@ -184,6 +184,18 @@ def test_a_stop_that_is_refused_changes_no_record(call: Call, here: Staged, clou
     assert before.phase is Phase.READY
 
 
+@pytest.mark.parametrize("verb", ["stop", "down"])
+def test_what_an_interrupted_command_leaves_running_is_said(
+    verb: str, call: Call, here: Staged, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.refuses = KeyboardInterrupt()
+    monkeypatch.setattr(cloud, "destroy", cloud.stop)
+    said = call(verb, "--yes", *(["--discard"] if verb == "down" else []))
+    assert said.code == 130
+    assert "may keep costing" in said.err
+    assert "$1.75/h" in said.err
+
+
 def test_a_cluster_that_cannot_be_looked_at_is_not_said_to_be_stopped(
     call: Call, here: Staged, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:

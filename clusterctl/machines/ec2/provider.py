@@ -232,6 +232,9 @@ class Ec2Provider(Cloud):
         api.find_account()
         return api.owner
 
+    def label_deadline(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        schedules.label(self._open_api(cluster, folder), cluster, folder, deadline)
+
     def find(self, region: str) -> tuple[Resource, ...]:
         return ec2_remove.find_priced(self._connect(region))
 

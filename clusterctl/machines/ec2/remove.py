@@ -33,12 +33,15 @@ from clusterctl.machines.ec2.api import (
     read_tags,
     split,
 )
+from clusterctl.machines.ec2.refusals import RefusedByAws
 from clusterctl.machines.protocol import Resource, describe_resources
 
 # -------------------------------------------------------------------------------------------------
 # What a cluster has in the cloud: finds it by tag, thing by thing, and says what it costs.
 
 
+_NOT_ASKED = ("UnauthorizedOperation", "InvalidAction")
+"""Whoever may not ask, and regions that do not know such things."""
 MANAGED = "GuardDutyManaged"
 """Tag of what GuardDuty's runtime monitoring puts into a VPC: an endpoint, and a group for it."""
 
@@ -56,6 +59,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gone: tuple[str, ...] = ()
     filters: str = "Filters"
     slow: tuple[str, ...] = ()
+    later: bool = False
 
 
 KINDS = msgspec.toml.decode(
@@ -168,7 +172,13 @@ def is_managed(api: Api, cluster_id: str) -> bool:
 
 
 def _list_items(api: Api, kind: Kind, search: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for item in api.list_all(kind.describe, kind.answer, **{kind.filters: [search]}):
+    try:
+        found = api.list_all(kind.describe, kind.answer, **{kind.filters: [search]})
+    except RefusedByAws as refused:
+        if not (kind.later and refused.code in _NOT_ASKED):
+            raise
+        return
+    for item in found:
         for inner in item["Instances"] if kind.answer == "Reservations" else (item,):
             state = inner.get("State", inner.get("Status", ""))
             if (state["Name"] if isinstance(state, dict) else state).lower() not in kind.gone:

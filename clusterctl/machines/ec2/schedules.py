@@ -246,13 +246,10 @@ def extend(api: Api, cluster: Cluster, folder: Path, deadline: float) -> None:
             hint="`clusterctl status --live` shows each node's own; try again",
             transient=True,
         )
-    with suppress(ProviderError):
-        label(api, cluster, folder, deadline)
 
 
 def label(api: Api, cluster: Cluster, folder: Path, deadline: float) -> None:
-    """Shows when the cluster ends on all that EC2 has of it, and on the group of its schedules: for
-    people and `gc`; no machine ends by it. Raises ProviderError."""
+    """As the protocol says: all that EC2 has of the cluster, and the group of its schedules."""
     value = ec2_api.render_deadline(deadline)
     ec2_api.label(api, cluster.id, ec2_api.DEADLINE_TAG, value)
     state = spec.load_state(folder)
