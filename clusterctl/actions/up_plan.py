@@ -63,8 +63,9 @@ def confirm_removal(
     report: Reporter,
     consent: Consent,
 ) -> None:
-    """Has a person agree to the removal of workers that cost money, names what is lost with them,
-    and saves their logs. Raises UsageError where a job runs there, or where the person said no."""
+    """Has a person agree to the removal of workers that cost money or have files that nobody has
+    fetched, names these, and saves their logs. Raises UsageError where a job runs there, or where
+    the person said no."""
     jobs = [
         job
         for job in store.list_cluster_jobs(old)
@@ -95,14 +96,16 @@ def confirm_removal(
         leaving = Connected(store, replace(old, nodes=going), pool, report)
         look = Deadline(outputs.LOOK_LIMIT)
         jobs = [fresh.get(job.id, job) for job in jobs]
-        for line in outputs.describe_loss(*outputs.find_unfetched(leaving, jobs, look)):
+        loss = outputs.describe_loss(*outputs.find_unfetched(leaving, jobs, look))
+        for line in loss:
             report(line)
-        _ask(old, names, consent)
+        _ask(old, names, consent, loses=bool(loss))
         save_logs(at, jobs)
 
 
-def _ask(old: Cluster, names: Sequence[str], consent: Consent) -> None:
-    if old.charges and not consent(f"remove {shorten(names)}?"):
+def _ask(old: Cluster, names: Sequence[str], consent: Consent, loses: bool = False) -> None:
+    question = f"remove {shorten(names)}{', and lose these files' * loses}?"
+    if (old.charges or loses) and not consent(question):
         raise UsageError("aborted; nothing was removed", hint="--dry-run only shows the plan")
 
 

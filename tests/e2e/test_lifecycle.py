@@ -64,7 +64,8 @@ def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
     own.script("keeps.py", "import os; open('kept', 'w').write(os.environ['RANK']); print('wrote')")
     number = own.detach("keeps.py")
     own.until_state(number, "succeeded")
-    fewer = own("up", "--json", "--workers", 1)
+    own("up", "--json", "--workers", 1, code=2)
+    fewer = own("up", "--json", "--workers", 1, "--yes")
     assert len(fewer.document()["nodes"]) == 2
     assert f"job {number} has unfetched outputs: 2 B" in fewer.err
     assert not tagged(f"CLUSTERCTL_NODE={first['id']}/worker-3")

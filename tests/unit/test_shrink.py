@@ -114,13 +114,12 @@ def test_the_plan_says_who_goes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("paid", [True, False])
-def test_what_nobody_fetched_is_named(paid: bool, folder: Path) -> None:
-    """Only what lies on the workers that go: the rest stays where it is. Clusters that cost nothing
-    never ask."""
+def test_what_nobody_fetched_goes_only_with_consent(paid: bool, folder: Path) -> None:
+    """Only what lies on the workers that go: the rest stays where it is."""
     here = lab(folder, paid=paid)
     told, asked = smaller(here.where, 2, [made(here, 4)])
     assert "job 7 has unfetched outputs: 2.0 MB" in told
-    assert asked == ["remove worker-[3-8]?"] * paid
+    assert asked == ["remove worker-[3-8], and lose these files?"]
 
 
 @pytest.mark.parametrize("kept", [{"workers": 2}, {"workers": 8, "fetched": True}])
