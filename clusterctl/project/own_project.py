@@ -208,7 +208,10 @@ def find_file(folder: Path) -> str:
 def list_commands(folder: Path) -> list[str]:
     """The commands that the project in that folder declares, and the files that its setup.py
     installs as commands."""
-    named = [name for name, _, _ in _list_scripts(_read_own_project(folder / OWN_PROJECT))]
+    file = folder / OWN_PROJECT
+    named = [name for name, _, _ in _list_scripts(_read_own_project(file))]
+    with suppress(UsageError, OSError, AttributeError, KeyError, TypeError):
+        named += read_toml(file)["tool"]["poetry"]["scripts"]
     for given in _SCRIPTS.findall(_read_text(folder / "setup.py")):
         paths = re.findall(r"""["']([\w./-]+)["']""", given)
         named += [os.path.basename(path) for path in paths if (folder / path).is_file()]

@@ -195,3 +195,10 @@ def test_a_project_that_cannot_be_built_is_used_as_it_lies_there(
     said = call("run", "--dry-run", "train.py")
     assert "cannot be built, so its packages are looked for only in src: " in said.out
     assert "no compiler" in said.out
+
+
+def test_commands_of_a_poetry_project(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.poetry.scripts]\ntrain = "poet:main"\n')
+    assert own_project.list_commands(tmp_path) == ["train"]
+    (tmp_path / "pyproject.toml").write_text("[tool]\npoetry = 1\n")
+    assert own_project.list_commands(tmp_path) == []
