@@ -62,10 +62,7 @@ def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ..
             with open_pool(store, cluster) as pool:
                 fresh |= refresh_records(store, going, cluster, pool, report)
         except ClusterctlError as error:
-            report(
-                f"cluster {cluster.name} does not answer; showing its jobs as last seen: "
-                f"{error.message}"
-            )
+            report(f"jobs of cluster {cluster.name} are shown as last seen: {error.message}")
     return tuple(fresh.get(job.id, job) for job in found)
 
 

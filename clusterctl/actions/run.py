@@ -416,7 +416,7 @@ def prepare(
         if not project_packages.find_built(project, tree, places[0], spec.env)
     ]
     if command:
-        notes.append(f"no file {command} here: one of these packages has to bring that command")
+        notes.append(f"no file {command} here: the packages or nodes have to bring that command")
     warnings = (
         *(project.warning for project in projects),
         unread,

@@ -291,7 +291,7 @@ def _list_flags(
         why = "the nodes' user is root; mpirun requires this flag"
         flags.append((("--allow-run-as-root",), why))
     flags += [
-        (("-np", str(sum(counts.values()))), "as asked, else one rank per GPU, or per worker"),
+        (("-np", str(sum(counts.values()))), _explain_ranks(request)),
         # Relative to the job's folder, where mpirun starts: PRRTE splits the path at commas.
         (("--hostfile", "hostfile"), "workers only, slots as this job uses them"),
         (("--map-by", f"slot{several}"), "ranks fill the nodes in the hostfile's order"),
@@ -379,6 +379,15 @@ def _route_daemons(words: Generation, network: Interconnect) -> Flag:
             "daemons: by device, PRRTE overlooks subnets where a device has several addresses",
         )
     return (*words.daemons, ",".join(network.cidrs)), f"daemons: {network.reason}"
+
+
+def _explain_ranks(request: Request) -> str:
+    if request.spec.launcher == "torchrun":
+        return "one torchrun per node"
+    if request.spec.ranks or request.spec.ranks_per_node:
+        return "as asked"
+    gpus = any(request.cluster.node(place.node).facts.gpus for place in request.placement)
+    return "one rank per GPU" if gpus else "one rank per worker"
 
 
 # -------------------------------------------------------------------------------------------------
