@@ -44,6 +44,7 @@ def measure_allreduce(
     limit = scaling.find_limit(_find_or_measure(store, cluster, report, now=now))
     rows: list[scaling.Row] = []
     failed: dict[str, str] = {}
+    hint = ""
     with open_pool(store, cluster) as pool:
         at = Connected(store, cluster, pool, lambda line: None)
         gpus = all(node.accelerator is not Accelerator.NONE for node in cluster.workers)
@@ -63,7 +64,7 @@ def measure_allreduce(
             except NodeUnreachable:
                 raise
             except ClusterctlError as error:
-                failed[backend] = error.message
+                failed[backend], hint = error.message, hint or error.hint
                 continue
             if job.ranks < 2:
                 raise UsageError(
@@ -72,9 +73,7 @@ def measure_allreduce(
             rows += scaling.make_rows(backend, job.ranks, measured)
     if not rows:
         name, why = next(iter(failed.items()))
-        raise JobError(
-            f"no all-reduce could be measured: {name}: {why}", hint="`clusterctl doctor` shows why"
-        )
+        raise JobError(f"no all-reduce could be measured: {name}: {why}", hint=hint)
     curves = Curves(tuple(rows), limit, repeats, failed, time.time())
     verify.keep(store, cluster, "bench allreduce", curves)
     return curves

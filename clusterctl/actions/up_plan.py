@@ -447,12 +447,12 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     """The options; what they leave out is taken from the cluster there is, else the defaults."""
     spec = replace(spec, groups=tuple(map(catalog.name_workers, spec.groups)))
     provider = spec.provider or (old.spec.provider if old else providers.DEFAULT)
+    features = providers.load_creator(provider).features
     if old and old.spec.provider != provider:
         raise RecordError(
             f"cluster {old.name!r} already exists ({old.spec.provider})",
             hint=f"`clusterctl down {old.name}` first, or choose another name",
         )
-    features = providers.load_creator(provider).features
     default = NodeGroup(count=DEFAULT_WORKERS, family=features.worker_family)
     base = old.spec if old else ClusterSpec(name=spec.name, provider=provider, groups=(default,))
     pictures = spec if spec.image or spec.images else base  # one replaces all from before

@@ -45,7 +45,15 @@ def status(given: Status, console: Console) -> None:
         lines.append(format_records(_list_gpus(found.nodes)))
     if found.queues:
         lines.append(found.queues)
-    lines += [f"job {job.id}: {job.spec.program.target}, {job.state.value}" for job in found.jobs]
+    if console.verbose:
+        for item in found.nodes:
+            lines.append(f"{item.node.name}: root {item.node.root}")
+            lines += [
+                f"  {i.device} {i.address}/{i.prefix} {'up' if i.up else 'down'}"
+                for i in item.node.facts.interfaces
+            ]
+    for job in found.jobs:
+        lines.append(f"job {job.id}: {job.spec.program.target}, {job.state.value}")
     console.result("\n".join(lines))
     console.document(**_document_status(found, live))
 
