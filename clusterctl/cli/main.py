@@ -387,6 +387,11 @@ def _run_bare(
 ) -> None: ...
 
 
+def _completes() -> bool:
+    """Whether a shell asks how a command line goes on."""
+    return "_CLUSTERCTL_COMPLETE" in os.environ
+
+
 def _make_parameter(option: Option[Any]) -> Any:
     if option.flags:
         return TyperOption(
@@ -395,7 +400,7 @@ def _make_parameter(option: Option[Any]) -> Any:
             multiple=option.many,
             nargs=None if option.is_flag else option.words,
             metavar=option.metavar or None,
-            help=option.help,
+            help=option.help if _completes() else None,  # `get_help` draws the table itself
             autocompletion=make_completer(option.key) if option.flag == "--cluster" else None,
         )
     return TyperArgument(
@@ -510,7 +515,7 @@ def _run(arguments: list[str]) -> int:
         if given:
             raise UsageError(f"{given} is no option of `run`", hint=instead)
     command = make_command()
-    if "_CLUSTERCTL_COMPLETE" in os.environ:
+    if _completes():
         command.main(args=arguments, prog_name="clusterctl")
     # Not main(): it would make a silent exit code of Ctrl-C.
     with command.make_context("clusterctl", list(arguments)) as context:
