@@ -78,17 +78,27 @@ PYTHONS = (
 """Where a node's Python is looked for, as words of sh."""
 
 
+_MAIN = b"""\
+import os, sys
+
+folder = os.path.dirname(__file__)
+sys.path.insert(0, folder)
+# On a full disk Python would keep a part of a file of bytecode, and fail with it from then on.
+room = os.statvfs(folder)
+sys.dont_write_bytecode = room.f_bavail * room.f_frsize < 4000000
+from agent.verbs import main
+
+main(sys.argv[1:])
+"""
+
+
 @cache
 def _read_agent() -> tuple[str, dict[str, bytes]]:
     """The files of clusterctl/agent, for a folder of which Python runs `__main__.py`, which is
     quicker than the folder; their digest before them."""
     import hashlib
 
-    main = (
-        "import os, sys\n\nsys.path.insert(0, os.path.dirname(__file__))\n"
-        "from agent.verbs import main\n\nmain(sys.argv[1:])\n"
-    )
-    texts = {"__main__.py": main.encode()}
+    texts = {"__main__.py": _MAIN}
     for path in sorted((_PACKAGE / "agent").glob("*.py")):
         texts[f"agent/{path.name}"] = path.read_bytes()
     for path in sorted((find_folder("templates") / "job").glob("*.sh")):

@@ -52,7 +52,7 @@ def really(
     this mpirun starts one daemon at a time (128 by default)."""
     (folder / "hostfile").write_text(plan.files["hostfile"])
     agent = folder / "clusterctl-ssh"
-    agent.write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
+    agent.write_text(REMOTE)
     agent.chmod(0o755)
     words = list(plan.argv[: plan.argv.index("/bin/sh")])
     words[0] = path
@@ -153,9 +153,17 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
             "hostfile": "".join(f"{IPv4Address(real[0].address) + i} slots=1\n" for i in (1, 2))
         },
     )
-    (tmp_path / "clusterctl-agent").write_text('#!/bin/sh\nshift\nexec /bin/sh -c "$*"\n')
+    (tmp_path / "clusterctl-agent").write_text(REMOTE)
     (tmp_path / "clusterctl-agent").chmod(0o755)
     check_two_ranks(plan, prefix, tmp_path)
+
+
+REMOTE = """\
+#!/bin/sh
+# Each daemon has a folder of its own, as on a node: two that make one at the same time may fail.
+shift
+TMPDIR=$(mktemp -d -p /tmp) exec /bin/sh -c "$*"
+"""
 
 
 SPAWN = """\
