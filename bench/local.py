@@ -17,7 +17,6 @@ import platform
 import re
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -353,7 +352,7 @@ def training() -> Iterator[subprocess.Popen[bytes]]:
                 time.sleep(0.1)
             yield job
         finally:
-            job.send_signal(signal.SIGINT)
+            capture("cancel", "--quiet")  # not SIGINT: a shell's background commands ignore it
 
 
 def compare_steps() -> float:
