@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from clusterctl.actions import jobs, status
 from clusterctl.actions.common import open_pool
-from clusterctl.batch.system import load_system
+from clusterctl.batch.system import list_nodes, list_rank_nodes, load_system
 from clusterctl.core import stacks as core_stacks
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import Job, JobState
@@ -28,7 +28,6 @@ from clusterctl.insight.doctor.findings import Evidence, Finding
 from clusterctl.insight.node_views import NodeView, Rank, Spied
 from clusterctl.jobs import control, submit
 from clusterctl.jobs.records import read_stored
-from clusterctl.jobs.submit import list_nodes, list_rank_nodes
 from clusterctl.machines.providers import load_provider
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool

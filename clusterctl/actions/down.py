@@ -98,16 +98,17 @@ def take_down(
         if asks:
             store.check_jobs(cluster)
         saved: dict[str, Any] = {}
-        if cluster.shared or store.list_cluster_jobs(cluster):
+        if asks and (cluster.shared or store.list_cluster_jobs(cluster)):
             from clusterctl.actions import outputs  # most clusters are removed without
 
-            if asks:
-                kept = outputs.save(store, cluster, living, report, ask, unfetched)
-                if kept is None:
-                    return None
-                saved = kept
-            elif cluster.attached:
-                saved = {"jobs_cancelled": outputs.end_jobs(store, cluster, report)}
+            kept = outputs.save(store, cluster, living, report, ask, unfetched)
+            if kept is None:
+                return None
+            saved = kept
+        elif cluster.attached and not asks:
+            from clusterctl.actions import outputs
+
+            saved = {"jobs_cancelled": outputs.end_jobs(store, cluster, report)}
         cluster = finish_down(store, cluster, report, force=force)
     now = time.time()
     return DownResult(

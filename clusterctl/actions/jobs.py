@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from clusterctl.actions.common import (
     require_ready,
 )
 from clusterctl.batch import verdict
-from clusterctl.batch.system import load_system
+from clusterctl.batch.system import list_nodes, list_rank_nodes, load_system
 from clusterctl.core.clock import NEVER, Deadline
 from clusterctl.core.job import IN_A_TERMINAL, Hang, Job, JobState
 from clusterctl.core.model import Cluster, Phase, Reporter
@@ -33,12 +34,12 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs import control, records
 from clusterctl.jobs import fetch as jobs_fetch
-from clusterctl.jobs.follow import Follower, Interrupts, find_saved, note_fetched
 from clusterctl.jobs.records import Piece
-from clusterctl.jobs.submit import list_nodes, list_rank_nodes
-from clusterctl.machines import providers
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.follow import Follower
 
 
 def list_jobs(store: Store, name: str | None, report: Reporter) -> tuple[Job, ...]:
@@ -170,6 +171,8 @@ def read_logs(
 def find_dead(store: Store, cluster: Cluster) -> Mapping[str, str]:
     """The nodes whose machines do not run, and why, by the record and by the provider; none where
     it cannot know. May take long. Raises ProviderError, and RecordError for a damaged record."""
+    from clusterctl.machines import providers  # while its nodes answer, nobody asks
+
     record = store.read_cluster(cluster.name) if cluster.name in store.list_names() else None
     if record is None or record.id != cluster.id or record.phase is Phase.DELETING:
         why = f"cluster {cluster.name} was taken down"
@@ -183,6 +186,8 @@ def follow_job(at: Connected, job: Job, *, keeps: bool = True) -> Iterator[Follo
     """What reads the job's output; at the end, the job is on record as it was seen last. A Ctrl-C
     inside is raised where it does no harm. `keeps`: what the job makes is copied here meanwhile, as
     far as it was asked for."""
+    from clusterctl.jobs.follow import Follower, Interrupts  # most commands follow no job
+
     look = partial(find_dead, at.store, at.cluster)
     folder = at.store.locate_job_folder(job.id)
     with (
@@ -314,7 +319,7 @@ def fetch_from(at: Connected, job: Job, target: Path | None = None) -> Fetched:
     asks = cluster.launcher.name not in away
     job = control.refresh(job, cluster, pool) if asks else job
     absent = [name for name in away if name in list_rank_nodes(job, cluster)]
-    saved = find_saved(job, cluster, pool) if asks and absent else frozenset()
+    saved = control.find_saved(job, cluster, pool) if asks and absent else frozenset()
     missing = {name: away[name] for name in absent if name not in saved}
     found = jobs_fetch.find_outputs(job, cluster.drop_nodes(absent), pool)
     wanted, failed = found.outputs, found.failed
@@ -337,7 +342,7 @@ def fetch_from(at: Connected, job: Job, target: Path | None = None) -> Fetched:
         # Without a reason to stay, the launcher ends unused.
         save_logs(at, [job])
         if records.is_complete(store.locate_job_folder(job.id)):
-            note_fetched(job, cluster, pool, "all")
+            control.note_fetched(job, cluster, pool, "all")
     return Fetched(job.id, folder, brought, missing, failed)
 
 
@@ -366,7 +371,7 @@ def save_logs(at: Connected, jobs: Sequence[Job], limit: float = SAVE_LIMIT) -> 
         turn, late = late, []
         for index, job in enumerate(turn):
             share = max(SLICE, deadline.left / (len(turn) - index))
-            gone = set(at.away) - find_saved(job, at.cluster, at.pool)
+            gone = set(at.away) - control.find_saved(job, at.cluster, at.pool)
             rest = replace(at, cluster=at.cluster.drop_nodes(gone))
             if not _save_log(rest, job, min(share, deadline.left)):
                 late.append(job)
@@ -378,6 +383,8 @@ def save_logs(at: Connected, jobs: Sequence[Job], limit: float = SAVE_LIMIT) -> 
 
 def _save_log(at: Connected, job: Job, limit: float) -> bool:
     """Whether more time would bring no more of it."""
+    from clusterctl.jobs.follow import Follower, Interrupts
+
     folder, launcher = at.store.locate_job_folder(job.id), at.cluster.launcher.name
     try:
         with (

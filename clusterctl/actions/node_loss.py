@@ -9,6 +9,7 @@ from functools import partial
 
 from clusterctl.actions.common import open_pool
 from clusterctl.actions.run import OnJob, OnOutput, find_job
+from clusterctl.batch.system import list_rank_nodes
 from clusterctl.batch.verdict import (
     has_never_started,
     has_restarted,
@@ -27,7 +28,6 @@ from clusterctl.errors import (
     RecordError,
     UsageError,
 )
-from clusterctl.jobs.submit import list_rank_nodes
 from clusterctl.state.store import Store
 
 REPLACE, SHRINK, FAIL = "replace", "shrink", "fail"

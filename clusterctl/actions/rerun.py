@@ -22,14 +22,14 @@ from clusterctl.actions.run import (
     plan_job,
     run,
 )
-from clusterctl.batch.system import load_system
+from clusterctl.batch.system import list_nodes, list_rank_nodes, load_system
 from clusterctl.core.job import Job, JobSpec, JobState, ProgramKind
 from clusterctl.core.model import Cluster, Phase, Reporter
 from clusterctl.core.text import format_time
 from clusterctl.errors import NodeUnreachable, RecordError, UsageError
 from clusterctl.jobs import control, fetch, records
 from clusterctl.jobs.records import Files
-from clusterctl.jobs.submit import Carry, list_nodes, list_rank_nodes
+from clusterctl.jobs.submit import Carry
 from clusterctl.launch.hostfile import drop_unknown_hosts
 from clusterctl.options.values import SNAPSHOTS, are_given, matches
 from clusterctl.project.tree import Tree

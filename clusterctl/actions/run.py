@@ -19,7 +19,13 @@ from clusterctl import process
 from clusterctl.actions.access import start_ssh
 from clusterctl.actions.common import Connected, connect_or_report, open_pool, require_ready
 from clusterctl.actions.jobs import follow_job
-from clusterctl.batch.system import Preview, load_system
+from clusterctl.batch.system import (
+    Preview,
+    list_nodes,
+    list_rank_nodes,
+    load_system,
+    locate_folder,
+)
 from clusterctl.batch.verdict import NO_RANK, has_never_started, is_disk_full
 from clusterctl.core import assets
 from clusterctl.core.job import (
@@ -402,7 +408,7 @@ def prepare(
         spec, asked = project_words.fill(asked, spec, resolved.settings, cluster)
     job, plan = plan_job(cluster, spec, number=number)
     _check_image(job.spec, tree)
-    places = [chosen_python.node(name) for name in jobs_submit.list_rank_nodes(job, cluster)]
+    places = [chosen_python.node(name) for name in list_rank_nodes(job, cluster)]
     notes = [*plan.notes, *resolved.notes, asked.note if asked.launcher else ""]
     if wanted and packages and packages.locks:
         notes.append(project_packages.describe_packages(packages, places))
@@ -574,15 +580,13 @@ def _ship(
         # While connections are opened.
         files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         # Staging may take its time, a node that does not answer may not.
-        for name, why in connect_or_report(
-            pool, jobs_submit.list_nodes(job, cluster), report
-        ).items():
+        for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             raise make_error(f"staging job {job.id}", NodeResult(node=name, error=why))
         script = _read_script(job.spec, prepared.tree)
         jobs_submit.check_request(job, cluster, pool, script, waits, report)
         store.save_job(job)
         recorded = True
-        names = jobs_submit.list_rank_nodes(job, cluster)
+        names = list_rank_nodes(job, cluster)
         by = project_packages.Delivery(
             *(pool, store.home, report, cluster.id, jobs_submit.spread, jobs_submit.build),
             variables=job.spec.env,
@@ -648,7 +652,7 @@ def _ship(
             if interrupted:
                 report(f"job {job.id} is cancelled: it had not started")
             if staging:
-                control.forget(job, cluster, pool)
+                jobs_submit.remove_secrets(job, cluster, pool)
         raise
     store.add_event(cluster.name, "job", id=job.id, program=job.spec.program.target)
     return job
@@ -777,7 +781,7 @@ def open_terminal(at: Connected, prepared: Prepared, words: Sequence[str]) -> in
         at.store.save_job(replace(job, reason=IN_A_TERMINAL))
         started = time.time()
         code = process.run_in_foreground(argv, cwd=folder)
-        control.forget(job, at.cluster, at.pool)
+        jobs_submit.remove_secrets(job, at.cluster, at.pool)
         state = JobState.FAILED if code else JobState.SUCCEEDED
         ended = replace(job, state=state, started=started, finished=time.time())
         ended = replace(ended, program_exit_code=code)
@@ -792,7 +796,7 @@ def plan_terminal(
 ) -> tuple[tuple[str, ...], Path]:
     """The command that takes over this terminal, and the folder that it starts in."""
     cluster, job = prepared.cluster, prepared.job
-    script = f"{jobs_submit.locate_folder(job, cluster, cluster.launcher.name)}/launch.sh"
+    script = f"{locate_folder(job, cluster, cluster.launcher.name)}/launch.sh"
     words = ("/bin/sh", script, "terminal", *words)
     argv = load_system(cluster.system).interactive_argv(job.spec, cluster, words)
     if cluster.launcher.here:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from clusterctl.actions import costs, jobs
 from clusterctl.actions.common import connect_or_report, open_pool
+from clusterctl.batch.system import list_nodes, list_rank_nodes
 from clusterctl.core.job import Job
 from clusterctl.core.model import Cluster, Node, Reporter
 from clusterctl.insight import metrics, top
@@ -35,7 +36,7 @@ def watch(
     job = jobs.find_job(store, number, where)
     cluster = jobs.require_cluster(store, job)
     with open_pool(store, cluster) as pool:
-        for name, why in connect_or_report(pool, submit.list_nodes(job, cluster), report).items():
+        for name, why in connect_or_report(pool, list_nodes(job, cluster), report).items():
             report(f"{name} does not answer: {why}")
         before = look(job, cluster, pool)
         while True:
@@ -70,7 +71,7 @@ def _make_frame(
 
 def look(job: Job, cluster: Cluster, pool: Pool) -> dict[str, Look]:
     """What each node with ranks shows now; of one that does not answer, why."""
-    names = submit.list_rank_nodes(job, cluster)
+    names = list_rank_nodes(job, cluster)
     asked = {name: _render_question(job, cluster, cluster.node(name)) for name in names}
     results = pool.run(asked, names, timeout=ANSWER)
     if bare := [result.node for result in results if result.exit_code == submit.NO_AGENT]:

@@ -201,3 +201,19 @@ def load_system(name: str) -> BatchSystem:
     """The batch system of that name (`Cluster.system`), imported on first use."""
     module, _, attribute = SYSTEMS[name].partition(":")
     return cast(BatchSystem, getattr(import_module(module), attribute)())
+
+
+def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """The launcher, then the nodes that run ranks, as far as they still exist."""
+    return tuple(dict.fromkeys((cluster.launcher.name, *list_rank_nodes(job, cluster))))
+
+
+def list_rank_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
+    """The nodes that have the job's files, as far as they still exist."""
+    there = {node.name for node in cluster.nodes}
+    return tuple(filter(there.__contains__, load_system(cluster.system).locate(job, cluster)))
+
+
+def locate_folder(job: Job, cluster: Cluster, name: str) -> str:
+    """The job's folder on that node."""
+    return f"{cluster.node(name).root}/jobs/{job.id}"

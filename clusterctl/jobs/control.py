@@ -5,19 +5,25 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.direct import ASK_TIMEOUT
-from clusterctl.batch.system import ask_agent, load_system
+from clusterctl.batch.system import (
+    ask_agent,
+    list_nodes,
+    list_rank_nodes,
+    load_system,
+    locate_folder,
+)
 from clusterctl.core.clock import NEVER, Deadline, now
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count
-from clusterctl.errors import NodeUnreachable
-from clusterctl.jobs import submit
-from clusterctl.jobs.submit import list_nodes, list_rank_nodes, locate_folder
+from clusterctl.errors import ClusterctlError, NodeUnreachable
+from clusterctl.options.values import MIN_IDLE
 from clusterctl.transport.pool import Pool
 
 REMARKS = 16_000
@@ -30,6 +36,8 @@ AWAY = 30.0
 """Seconds for which a launcher may not answer that has to say whether it was handed a job."""
 SETTLE = 5.0
 """Seconds after which it says for certain that it was not: the hand-in may just begin."""
+SAVED_TIMEOUT = 30.0
+"""Seconds that a launcher has to say what it has saved, or to note what is saved here."""
 FORCE_TIMEOUT = 9.0
 """Seconds that a job has to be gone after it was taken from its queue."""
 
@@ -69,7 +77,10 @@ def refresh_all(
         for job in asked:
             fresh = system.parse_status(job, result.text)
             if fresh.state.ended and fresh.started is None and not job.state.ended:
-                forget(fresh, cluster, pool)  # staged at most: no script of its own has cleaned up
+                from clusterctl.jobs.submit import remove_secrets
+
+                # Staged at most: no script of its own has cleaned up.
+                remove_secrets(fresh, cluster, pool)
             if fresh.reason == verdict.NO_FOLDER and not fresh.survivors:
                 # The launcher has no script that would clean up.
                 survivors = kill_processes(fresh, cluster, pool, deadline)
@@ -203,13 +214,27 @@ def find_staged(job: Job, cluster: Cluster, pool: Pool) -> tuple[str, ...]:
     return tuple(result.node for result in results if result.ok)
 
 
-def forget(job: Job, cluster: Cluster, pool: Pool) -> None:
-    """Removes the secrets of a job that was staged and will not start, where a node answers."""
-    commands = {
-        name: submit.remove_secrets(locate_folder(job, cluster, name))
-        for name in list_nodes(job, cluster)
-    }
-    pool.run(commands, list(commands), timeout=ASK_TIMEOUT)
+def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
+    """The nodes whose output the launcher has, for they were about to end unused (see
+    clusterctl/agent/supervise.py)."""
+    if cluster.spec.cloud.idle is None or time.time() - job.created < MIN_IDLE:
+        return frozenset()
+    launcher = cluster.launcher
+    command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id}/saved && ls -d */.done"
+    result = pool.find_transport(launcher.name).run(command, timeout=SAVED_TIMEOUT)
+    return frozenset(line.partition("/")[0] for line in result.text.splitlines())
+
+
+def note_fetched(job: Job, cluster: Cluster, pool: Pool, what: str) -> None:
+    """Tells a launcher that ends unused what is here of a job that has ended: its `logs`, or `all`
+    (see clusterctl/agent/idle.py). If it does not hear that, it runs until the deadline."""
+    if not cluster.spec.cloud.idle:
+        return
+    launcher = cluster.launcher
+    note = f"echo {what} $(grep -c ^running state) >fetched.new && mv fetched.new fetched"
+    command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id} && {note}"
+    with suppress(ClusterctlError):
+        pool.find_transport(launcher.name).run(command, timeout=SAVED_TIMEOUT)
 
 
 def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:

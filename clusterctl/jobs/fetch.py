@@ -25,17 +25,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clusterctl.batch.system import ask_agent, load_system
+from clusterctl.batch.system import ask_agent, list_rank_nodes, load_system, locate_folder
 from clusterctl.core.clock import Deadline, now, run_in_background
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, make_error
 from clusterctl.core.text import count, format_bytes, format_time
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
 from clusterctl.jobs.records import read_note, read_state, read_states
-from clusterctl.jobs.submit import list_rank_nodes, locate_folder
-from clusterctl.project import tree
 from clusterctl.state.files import explain_write_errors, make_private, write_atomic
-from clusterctl.state.home import Home
+from clusterctl.state.home import FETCHED_MARK, Home
 from clusterctl.transport import copying
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Transport
@@ -171,7 +169,7 @@ def fetch(
     with explain_write_errors(target):
         if not target.exists():
             target.mkdir(parents=True)
-            (target / tree.MARK).touch()
+            (target / FETCHED_MARK).touch()
     # How the files were when fetches had put them there.
     note = home.fetched / f"{hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]}.json"
     with _lock(note.with_suffix(".lock"), target, home):
@@ -519,7 +517,7 @@ def claim(job: Job, job_folder: Path) -> None:
                 f"{target} is not empty, so the outputs of job {job.id} cannot be copied there",
                 hint="move it away, or choose another --sync DIR",
             )
-        (target / tree.MARK).touch()
+        (target / FETCHED_MARK).touch()
         make_private(job_folder)
         locate_copies(job_folder).symlink_to(target)
 

@@ -30,16 +30,14 @@ from msgspec import Struct, field
 from clusterctl.agent import messages
 from clusterctl.agent.watch import SHARED, SUPERVISED
 from clusterctl.batch import verdict
-from clusterctl.batch.system import load_system
+from clusterctl.batch.system import list_nodes, load_system
 from clusterctl.core import assets
 from clusterctl.core.clock import now, run_in_background
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import Cluster, NodeResult, Reporter, shorten
 from clusterctl.errors import ClusterctlError, NodeUnreachable
-from clusterctl.jobs import control, records, submit
+from clusterctl.jobs import control, records
 from clusterctl.jobs.records import Piece
-from clusterctl.jobs.submit import list_nodes
-from clusterctl.options.values import MIN_IDLE
 from clusterctl.process import ENDING, Terminated
 from clusterctl.state.files import explain_write_errors
 from clusterctl.transport.diagnosis import FAILURES, describe_failure
@@ -286,7 +284,7 @@ class Connections:
 
     def open(self) -> None:
         """Connects to all nodes. One that does not answer now is lost."""
-        saved = find_saved(self._job, self._cluster, self._pool)
+        saved = control.find_saved(self._job, self._cluster, self._pool)
         by_name = {watch.node: watch for watch in self.watches}
 
         def connect(name: str) -> NodeResult:
@@ -384,8 +382,10 @@ class Connections:
 
     def _equip(self, watch: Watch) -> None:
         """Brings our agent to a node that an older clusterctl has made ready."""
+        from clusterctl.jobs.submit import place_agent
+
         node, missing = self._cluster.node(watch.place), "our agent cannot be put there"
-        placed = self._wait(lambda: submit.place_agent(node, self._pool))
+        placed = self._wait(lambda: place_agent(node, self._pool))
         if why := self._reopen(watch, missing) if placed.ok else f"{missing}: {placed.why}":
             return self._lose({watch.node: why})
         self._ask(watch, watch.wait)
@@ -595,29 +595,6 @@ def _drop(attempt: Future[Channel]) -> None:
         attempt.result().close()
 
 
-def find_saved(job: Job, cluster: Cluster, pool: Pool) -> frozenset[str]:
-    """The nodes whose output the launcher has, for they were about to end unused (see
-    clusterctl/agent/supervise.py)."""
-    if cluster.spec.cloud.idle is None or time.time() - job.created < MIN_IDLE:
-        return frozenset()
-    launcher = cluster.launcher
-    command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id}/saved && ls -d */.done"
-    result = pool.find_transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
-    return frozenset(line.partition("/")[0] for line in result.text.splitlines())
-
-
-def note_fetched(job: Job, cluster: Cluster, pool: Pool, what: str) -> None:
-    """Tells a launcher that ends unused what is here of a job that has ended: its `logs`, or `all`
-    (see clusterctl/agent/idle.py). If it does not hear that, it runs until the deadline."""
-    if not cluster.spec.cloud.idle:
-        return
-    launcher = cluster.launcher
-    note = f"echo {what} $(grep -c ^running state) >fetched.new && mv fetched.new fetched"
-    command = f"cd {shlex.quote(launcher.root)}/jobs/{job.id} && {note}"
-    with suppress(ClusterctlError):
-        pool.find_transport(launcher.name).run(command, timeout=ANSWER_TIMEOUT)
-
-
 # -------------------------------------------------------------------------------------------------
 
 STILL = 300.0
@@ -718,7 +695,7 @@ class Follower:
         if complete and self._keep and not self.lost:
             (self._folder / ".complete").touch()
             what = "all" if self.job.fetched else "logs"
-            note_fetched(self.job, self._cluster, self._pool, what)
+            control.note_fetched(self.job, self._cluster, self._pool, what)
 
     def _wait_for_end(self) -> Iterator[list[Piece]]:
         """Asks all nodes again and again until the job has ended."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -26,11 +26,12 @@ from clusterctl.core.model import Cluster
 from clusterctl.core.text import format_bytes
 from clusterctl.core.variables import redact_arguments, redact_patch
 from clusterctl.errors import RecordError
-from clusterctl.project import tree as project_tree
-from clusterctl.project.tree import KEPT_JOBS
 from clusterctl.state.files import explain_write_errors, write_atomic
-from clusterctl.state.home import Home
+from clusterctl.state.home import KEPT_JOBS, Home
 from clusterctl.state.store import Store
+
+if TYPE_CHECKING:  # a job that is there has been staged
+    from clusterctl.project.tree import Tree
 
 GIT_TIMEOUT = 20.0
 PATCH = 1_000_000
@@ -41,7 +42,7 @@ def describe_provenance(
     job: Job,
     cluster: Cluster,
     plan: LaunchPlan,
-    tree: project_tree.Tree,
+    tree: Tree,
     store: Store,
     typed: Sequence[str] = (),
 ) -> Provenance:

@@ -26,11 +26,14 @@ from msgspec.structs import replace
 
 from clusterctl.agent.setup import REUSED
 from clusterctl.agent.stacks import SENT, SETTINGS
-from clusterctl.batch.direct import (
-    LARGEST_NOTE,
-    STACK_LIMIT,
+from clusterctl.batch.direct import ASK_TIMEOUT, LARGEST_NOTE, STACK_LIMIT
+from clusterctl.batch.system import (
+    ask_agent,
+    list_nodes,
+    list_rank_nodes,
+    load_system,
+    locate_folder,
 )
-from clusterctl.batch.system import ask_agent, load_system
 from clusterctl.core import assets
 from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind
 from clusterctl.core.model import (
@@ -95,10 +98,12 @@ def keep_in_memory(
     return f"{words}; . {quote(scripts)}/secrets.sh"
 
 
-def remove_secrets(folder: str) -> str:
-    """The sh that removes the file of a job which will not start, wherever it is kept."""
-    path = quote(f"{folder}/{FILE}")
-    return f'rm -f "$(readlink {path})" {path}'
+def remove_secrets(job: Job, cluster: Cluster, pool: Pool) -> None:
+    """Removes the file of a job that was staged and will not start, wherever it is kept, on the
+    nodes that answer."""
+    paths = {n: quote(f"{locate_folder(job, cluster, n)}/{FILE}") for n in list_nodes(job, cluster)}
+    commands = {name: f'rm -f "$(readlink {path})" {path}' for name, path in paths.items()}
+    pool.run(commands, timeout=ASK_TIMEOUT)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -312,22 +317,6 @@ def _make_variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[st
 def _find_archs(job: Job, cluster: Cluster) -> set[str]:
     """The processors of the nodes that run its ranks, as far as they are known."""
     return {cluster.node(name).facts.arch for name in list_rank_nodes(job, cluster)} - {""}
-
-
-def list_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
-    """The launcher, then the nodes that run ranks, as far as they still exist."""
-    return tuple(dict.fromkeys((cluster.launcher.name, *list_rank_nodes(job, cluster))))
-
-
-def locate_folder(job: Job, cluster: Cluster, name: str) -> str:
-    """The job's folder on that node."""
-    return f"{cluster.node(name).root}/jobs/{job.id}"
-
-
-def list_rank_nodes(job: Job, cluster: Cluster) -> tuple[str, ...]:
-    """The nodes that have the job's files, as far as they still exist."""
-    there = {node.name for node in cluster.nodes}
-    return tuple(filter(there.__contains__, load_system(cluster.system).locate(job, cluster)))
 
 
 def put(

@@ -30,7 +30,7 @@ from clusterctl.core.model import Node, shorten
 from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import FULL, LaunchError, UsageError, make_write_error
 from clusterctl.project.contents import Digests
-from clusterctl.state.home import Home, find_home
+from clusterctl.state.home import FETCHED_MARK, KEPT_JOBS, Home, find_home
 from clusterctl.state.store import Store
 
 # -------------------------------------------------------------------------------------------------
@@ -41,8 +41,6 @@ from clusterctl.state.store import Store
 END_OF_ARCHIVE = bytes(1024)
 PERMISSIONS = 0o777
 """The bits of a mode that are copied: setuid, setgid and sticky are not."""
-KEPT_JOBS = 100
-"""The last jobs, of which more is kept than the records."""
 KEPT_SECONDS = 30 * 86400
 """Archives that none of them needs are kept for so long."""
 KEPT_BYTES = 5_000_000_000
@@ -176,9 +174,6 @@ OWN_FOLDERS = (("jobs", "bin/free-port"), ("clusters", "jobs/last-id"))
 """What a cluster's folder on a node is known by, and a state home."""
 STDIN = "stdin"
 """The file of a job's folder that rank 0 gets as its standard input, if it is there."""
-MARK = ".clusterctl-fetched"
-"""Lies in a folder that `fetch` or --sync made: what a job has made is no part of the next one's
-program."""
 
 
 class Stdin(Struct, frozen=True):
@@ -571,7 +566,7 @@ def _is_in_ours(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
 
 def _is_ours(folder: Path) -> bool:
     found = (all((folder / name).exists() for name in names) for names in OWN_FOLDERS)
-    return (folder / MARK).is_file() or any(found)
+    return (folder / FETCHED_MARK).is_file() or any(found)
 
 
 def may_stage(root: Path) -> bool:

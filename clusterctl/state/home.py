@@ -13,6 +13,12 @@ from pathlib import Path
 from clusterctl.errors import UsageError, make_write_error
 from clusterctl.state.files import make_private
 
+KEPT_JOBS = 100
+"""The last jobs, of which more is kept than the records."""
+FETCHED_MARK = ".clusterctl-fetched"
+"""Lies in a folder that `fetch` or --sync made: what a job has made is no part of the next one's
+program."""
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import Job, JobSpec, JobState
 from clusterctl.core.model import Cluster
-from clusterctl.jobs import control
-from clusterctl.jobs.submit import Carry, make_node_files, put
+from clusterctl.jobs.submit import Carry, make_node_files, put, remove_secrets
 from clusterctl.launch import launcher
 from clusterctl.project import tree as project_tree
 from clusterctl.state.store import Store
@@ -61,7 +60,7 @@ class Staged(Struct, frozen=True):
         files = make_node_files(made, self.where, plan, {})
         with self.pool() as pool:
             put(made, self.where, files, pool, self.store.home, carry=carry)
-            control.forget(made, self.where, pool)  # as its end has done
+            remove_secrets(made, self.where, pool)  # as its end has done
         self.store.save_job(made)
         return made
 

@@ -116,6 +116,12 @@ def test_one_provider_loads_no_other(tmp_path: Path) -> None:
     assert not {name for name in modules if name.startswith("clusterctl.machines.ec2")}
 
 
+def test_what_becomes_of_jobs_before_down_loads_nothing_that_starts_one(tmp_path: Path) -> None:
+    modules, done = loaded("-c", "import clusterctl.actions.outputs", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not modules & {"clusterctl.jobs.submit", "clusterctl.jobs.follow", "clusterctl.project"}
+
+
 def test_no_module_of_a_verb_hides_the_function_that_runs_them() -> None:
     """Importing a module `cli.execute` would put it where the function of that name is."""
     for name in {verb.module for verb in VERBS.values()}:

@@ -20,7 +20,7 @@ from clusterctl.jobs import records
 from clusterctl.jobs.records import read_stored
 from clusterctl.project import program
 from clusterctl.project import tree as project_tree
-from clusterctl.project.tree import KEPT_JOBS
+from clusterctl.state.home import KEPT_JOBS
 from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.followed import ENDED, Site, agent, site, text

@@ -18,7 +18,7 @@ from clusterctl.actions.rerun import Changes, rerun
 from clusterctl.core.job import JobState, Placement
 from clusterctl.errors import RecordError, UsageError
 from clusterctl.jobs import fetch
-from clusterctl.project import tree as project_tree
+from clusterctl.state.home import FETCHED_MARK
 from tests.unit.calling import Call
 from tests.unit.making import job
 from tests.unit.scripts import until
@@ -418,7 +418,7 @@ def test_outputs_come_to_the_folder_that_sync_names(old: Staged, tmp_path: Path)
     fetch.claim(made, folder)
     target = fetch.locate_copies(folder).resolve()
     assert target == tmp_path / "there" / "job-7"
-    assert (target / project_tree.MARK).exists(), "the next job's program would have it"
+    assert (target / FETCHED_MARK).exists(), "the next job's program would have it"
     copy_to_launcher(old, "worker-1")
     copy_to_launcher(old, "worker-2")
     large = old.work("launcher").parent / "mirror" / "worker-1" / "large"

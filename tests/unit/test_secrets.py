@@ -16,7 +16,7 @@ from clusterctl.core import assets
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Role
 from clusterctl.jobs import control
-from clusterctl.jobs.submit import keep_in_memory, make_node_files, put
+from clusterctl.jobs.submit import keep_in_memory, make_node_files, put, remove_secrets
 from clusterctl.launch import launcher
 from clusterctl.project import tree as project_tree
 from clusterctl.transport.pool import Pool
@@ -155,7 +155,7 @@ def test_secrets_that_are_forgotten_are_gone_from_memory_too(here: Staged, tmp_p
     assert not kept[0].is_symlink()
     assert not where[0].exists()
     with here.pool() as pool:
-        control.forget(job(here.where, id=7), here.where, pool)
+        remove_secrets(job(here.where, id=7), here.where, pool)
     assert not kept[1].is_symlink()
     assert not where[1].exists()
 

@@ -17,7 +17,7 @@ from clusterctl.errors import UsageError
 from clusterctl.project import tree as project_tree
 from clusterctl.project.program import resolve_program
 from clusterctl.project.tree import END_OF_ARCHIVE, find_tree, write_archive
-from clusterctl.state.home import Home
+from clusterctl.state.home import KEPT_JOBS, Home
 from tests.unit.making import job
 from tests.unit.tables import read_rows
 
@@ -471,7 +471,7 @@ def test_archives_that_no_recent_job_used_are_removed_after_a_month() -> None:
     store = open_store()
     folder = store.home.make(store.home.stages)
     first = 5
-    for number in range(first, first + project_tree.KEPT_JOBS + 1):
+    for number in range(first, first + KEPT_JOBS + 1):
         store.save_job(job(id=number, stage=f"tree-{number}", state=JobState.SUCCEEDED))
     for name in (f"tree-{first}", f"tree-{first + 1}", "nobodys", "fresh", ".1.new", ".2.new"):
         (folder / name).touch()
