@@ -22,7 +22,7 @@ from clusterctl.launch.compiling import LANGUAGES
 from clusterctl.options.batch import BATCH_SYSTEMS
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
-from clusterctl.project.words import Asked, find_launcher, find_shell_text
+from clusterctl.project.words import Asked, find_handed_on, find_launcher, find_shell_text
 
 HEAD = 64 << 10
 """Bytes of a file that may be a batch script, in which its directives have to be."""
@@ -491,23 +491,27 @@ def warn_of_backend(resolved: Resolved, backend: str) -> str:
 
 
 def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
-    """That a shell script of the tree, or a command line, starts ranks of its own on each rank; ""
-    if it does not."""
+    """That a shell script of the tree, a command line, or a module that is not of the tree starts
+    ranks of its own on each rank; "" if it does not."""
     program, tree = resolved.program, resolved.tree
     words = program.args if program.target in SHELLS else (program.target,)
-    if ranks < 2 or program.kind not in (ProgramKind.BINARY, ProgramKind.COMMAND):
+    foreign = program.kind is ProgramKind.MODULE and not _has_module(resolved)
+    if ranks < 2 or not (foreign or program.kind in (ProgramKind.BINARY, ProgramKind.COMMAND)):
         return ""
-    what, text = "", ""
+    what, text, launcher = f"{program.target} may start", "", ""
+    if program.target not in SHELLS and not resolved.asked.is_launcher:
+        launcher = find_handed_on(program.args)
     if place := find_shell_text((program.target, *words)):
-        what, text = f"the command of {program.target} -c", words[place - 1]
+        what, text = f"the command of {program.target} -c starts", words[place - 1]
     elif names := [w for w in words if tree.has(os.path.join(program.folder, w))]:
         with suppress(OSError, UnicodeDecodeError):
             path = tree.root / program.folder / names[0]
-            what, text = names[0], path.read_bytes()[:HEAD].decode()
+            text = path.read_bytes()[:HEAD].decode()
             text = text if text.startswith("#!") or program.target in SHELLS else ""
-    launcher = find_launcher(text)
+            what = f"{names[0]} starts"
+    launcher = find_launcher(text) or launcher
     return launcher and (
-        f"{what} starts {launcher} itself, on each of {ranks} ranks: for one job of all"
+        f"{what} {launcher} itself, on each of {ranks} ranks: for one job of all"
         f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
     )
 

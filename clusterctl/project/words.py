@@ -449,6 +449,18 @@ def find_launcher(script: str) -> str:
     return f"python -m {found[1]}" if is_module else found[1]
 
 
+def find_handed_on(words: Sequence[str]) -> str:
+    """The launcher that a command which is not known may start with these words; "" without one."""
+    for n, word in enumerate(words):
+        if word in (*PYTHONS, *SHELLS) or os.path.isfile(word):
+            break  # what follows are its arguments
+        with suppress(UsageError):
+            asked = translate([*(("python",) if word == "-m" else ()), *words[n:]])
+            if asked.is_launcher:
+                return asked.launcher
+    return ""
+
+
 # -------------------------------------------------------------------------------------------------
 # Variables.
 

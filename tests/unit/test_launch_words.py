@@ -216,6 +216,15 @@ def test_words_that_only_one_process_can_have_before_a_launcher(call: Call, lab:
     assert "clusterctl run --ranks 2 -- strace -f ./a" in said.err
 
 
+@rows("line, launcher", "launch_words.a_launcher_behind_a_command_that_is_not_known")
+def test_a_launcher_behind_a_command_that_is_not_known(
+    line: str, launcher: str, call: Call, lab: None
+) -> None:
+    said = call("run", "--json", "--dry-run", "--", *line.split()).document
+    found = [note for note in said["notes"] if "itself, on each of 2 ranks" in note]
+    assert [f"may start {launcher} itself" in note for note in found] == [True] * bool(launcher)
+
+
 TORCHRUN = """#!/usr/bin/env bash
 # mpirun is not what this uses
 GPUS=$1
