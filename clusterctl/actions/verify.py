@@ -90,11 +90,7 @@ def _render_command(node: Node) -> str:
         "import sys; sys.path = [p for p in sys.path if p];"
         " import base64; exec(base64.b64decode(sys.stdin.readline()))"
     )
-    command = f"exec {shlex.quote(node.python)} -u -c {shlex.quote(program)}"
-    if not node.contained:
-        return command
-    agent = shlex.quote(f"{node.root}/bin/clusterctl-ssh")
-    return f"exec {agent} {shlex.quote(node.name)} {shlex.quote(command)}"
+    return node.enter(f"exec {shlex.quote(node.python)} -u -c {shlex.quote(program)}")
 
 
 def _read_answers(text: bytes) -> list[Answer]:
@@ -311,8 +307,7 @@ def measure_gpus(found: Measured, seconds: float) -> None:
     commands = {}
     for node in map(found.cluster.node, asked):
         if found.figures[node.name].gpus and node.accelerator is Accelerator.NVIDIA:
-            inside = f"{shlex.quote(node.root)}/bin/clusterctl-ssh {node.name} "
-            commands[node.name] = inside + shlex.quote(GDRCOPY) if node.contained else GDRCOPY
+            commands[node.name] = node.enter(GDRCOPY)
     for result in found.pool.run(commands, timeout=seconds) if commands else ():
         if result.ok:
             module, _, library = result.text.strip().partition(" ")

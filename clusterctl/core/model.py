@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
+from shlex import quote
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -264,6 +265,13 @@ class Node(Struct, frozen=True, kw_only=True):
         """Whether jobs run in a container of the node's, which has an sshd of its own. On machines
         of the user's own the ports may differ because of forwarding, and none does."""
         return bool(self.machine) and self.job_port != self.ssh_port
+
+    def enter(self, command: str) -> str:
+        """The command where the node's Python and its compilers are: in its container, if any."""
+        if not self.contained:
+            return command
+        agent = quote(f"{self.root}/bin/clusterctl-ssh")
+        return f"exec {agent} {quote(self.name)} {quote(command)}"
 
 
 class NodeGroup(Struct, frozen=True, kw_only=True):

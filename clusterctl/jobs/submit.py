@@ -51,7 +51,7 @@ from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
 from clusterctl.options.values import quote_words
 from clusterctl.project import tree as project_tree
-from clusterctl.project.packages import locate_packages, run_inside
+from clusterctl.project.packages import locate_packages
 from clusterctl.state.home import Home, find_home
 from clusterctl.transport import spreading
 from clusterctl.transport.pool import Pool
@@ -604,10 +604,7 @@ def _compile_on(node: Node, job: Job, compiled: Compilation, pool: Pool) -> byte
         f" if [ -x {kept} ]; then cp {kept} {target}; else ({compiled.script}) && {keep}; fi &&"
         f" {_count_staged(folder, program)} && cat {target}"
     )
-    if node.contained:
-        # The compiler is where the program will run: in the node's container.
-        command = f"exec {quote(node.root)}/bin/clusterctl-ssh {quote(node.name)} {quote(command)}"
-    result = pool.find_transport(node.name).run(command, timeout=COMPILE_TIMEOUT)
+    result = pool.find_transport(node.name).run(node.enter(command), timeout=COMPILE_TIMEOUT)
     if result.exit_code is None:
         raise make_error(f"compiling {program.source}", result)
     if result.exit_code == NO_COMPILER:
@@ -641,7 +638,7 @@ def set_up(
             "folder": job.spec.program.folder,
             "variables": {"VIRTUAL_ENV": environment, "PATH": f"{bins}:$PATH", **job.spec.env},
         }
-        commands[name] = run_inside(node, render_question(node, job.id, "set_up", settings))
+        commands[name] = node.enter(render_question(node, job.id, "set_up", settings))
     what = f"--setup runs on {count(len(names), 'node')}"
     with _Notice(what, report) as notice:
         results = pool.run(commands, timeout=SETUP_TIMEOUT, on_stdout=notice.hear)
@@ -668,7 +665,7 @@ def build(
 ) -> NodeResult:
     """Runs a build in that folder of a node. It ends with us."""
     words = (assets.locate_agent(node.root), "build", place, json.dumps(settings))
-    command = run_inside(node, f"exec /bin/sh {join(words)}")
+    command = node.enter(f"exec /bin/sh {join(words)}")
     with _Notice(f"building {what} on {node.name}", report) as notice:
         (result,) = pool.run({node.name: command}, timeout=SETUP_TIMEOUT, on_stdout=notice.hear)
     if result.ok:

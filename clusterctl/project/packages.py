@@ -316,7 +316,7 @@ def _ask_for_environment(node: Node, digest: str) -> str:
     if python.startswith("/"):
         return question
     there = f"command -v {python} >/dev/null || exit {NO_PYTHON}"
-    return run_inside(node, f"{_PATH} {there}; {question}")
+    return node.enter(f"{_PATH} {there}; {question}")
 
 
 def _install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:
@@ -330,7 +330,7 @@ def _install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:
         for node in nodes:
             place = places[node.name]
             words = (_require_python(node).executable, "-I", "-", place + part, place)
-            commands[node.name] = run_inside(node, f"{_PATH} {join(words)}")
+            commands[node.name] = node.enter(f"{_PATH} {join(words)}")
         for result in by.pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
             if not result.ok:
                 raise make_error("installing packages", result)
@@ -393,13 +393,6 @@ def _fetch(text: str, target: Path, wanted: Packages, node: Node, by: Delivery) 
 
 _PATH = 'PATH="$PATH:$HOME/.local/bin";'
 """Where uv puts the Pythons that it installs, too."""
-
-
-def run_inside(node: Node, command: str) -> str:
-    """The command where the node's Python is: in its container, where it has one."""
-    if not node.contained:
-        return command
-    return f"exec {quote(f'{node.root}/bin/clusterctl-ssh')} {node.name} {quote(command)}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -607,8 +600,6 @@ _SPEC = re.compile(r"(?:\S+::)?([\w.-]+)\s*(.*)")
 _EXACT = re.compile(r"(==?)?\s*(\d[\w.]*?)(\.?\*)?(?:(?:=| +)[\w*.]+)?")
 _OF_CONDA = re.compile(r"python|pip|cpuonly|cud(a\w*|nn)|nccl|pytorch-(cuda|mutex)|_\w+")
 """What has no meaning outside of conda, or comes with torch."""
-_UNREAD = {"Pipfile": "pipenv requirements"}
-"""Files that name packages, and what makes a requirements file of them."""
 
 
 def find_package_files(resolved: Resolved, given: str, python: str = "") -> Wanted | None:
@@ -659,9 +650,8 @@ def find_unread(resolved: Resolved, given: str) -> str:
     script = None if given else find_script(resolved)
     if script is None:
         return ""
-    for name, command in _UNREAD.items():
-        if (script.parent / name).is_file():
-            return f"{name} is not read: `{command} >requirements.txt` makes a list that is"
+    if (script.parent / "Pipfile").is_file():
+        return "Pipfile is not read: `pipenv requirements >requirements.txt` makes a list that is"
     prefix = os.environ.get("CONDA_PREFIX") or os.environ.get("VIRTUAL_ENV", "")
     if not prefix or prefix == sys.prefix or os.environ.get("CONDA_DEFAULT_ENV") == "base":
         return ""

@@ -618,8 +618,6 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 POINTER_SIZES = range(len(POINTER), 1025)
 """Bytes of a pointer of Git LFS (its specification: less than 1024)."""
 ENVIRONMENT = ".env"
-EDITOR_LINK = ".#"
-"""The name of a link by which Emacs marks a file that is being edited begins with this."""
 GIT_TIMEOUT = 10.0
 INTERPRETER = "interpreter"
 """What a node says of one that it lacks."""
@@ -714,11 +712,8 @@ def render_question(program: Program, folder: str, node: Node) -> str:
         f" PATH=$PATH:{quote(node.mpi_prefix)}/bin"
         f" exec /bin/sh {quote(folder)}/env rank /bin/sh -c 'command -v -- \"$1\"' sh {name}"
     )
-    if node.contained:
-        agent = f"{quote(node.root)}/bin/clusterctl-ssh {quote(node.name)}"
-        question = f"exec {agent} {quote(question)}"
     return (
-        f"({question}) </dev/null >/dev/null 2>&1;"
+        f"({node.enter(question)}) </dev/null >/dev/null 2>&1;"
         f" case $? in 1 | 127) printf '{INTERPRETER}\\0' ;; esac"
     )
 

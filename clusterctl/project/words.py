@@ -938,18 +938,8 @@ def fill_sizes(
     said = {name: f"{OPTIONS[name]} {value:g}" for name, value in typed.items()}
     for name, value in words.items():
         _refuse_other(typed.get(name, value), value, said.get(name, ""), asked.typed[name])
-    found, said = {**typed, **words}, {**said, **asked.typed}
-    ranks, each, nodes = (found.get(name, 0) for name in (*_COUNTS, "nodes"))
-    if ranks and each and nodes and ranks != each * nodes:
-        raise UsageError(
-            f"{said['ranks']} is not {said['ranks_per_node']} times {said['nodes']}",
-            hint="leave one of them out",
-        )
-    if ranks and nodes > ranks:
-        raise UsageError(
-            f"{said['ranks']} and {said['nodes']}: some nodes would have no rank",
-            hint=f"--ranks {nodes:g} or more, or fewer nodes",
-        )
+    found = {**typed, **words}
+    ranks, each = (found.get(name, 0) for name in _COUNTS)
     for name, value in settings.items():
         weaker = name in _COUNTS and bool(ranks or each)
         weaker |= name == "nodes" and bool(ranks) and (bool(each) or value > ranks)

@@ -399,7 +399,7 @@ def test_nodes(line: str) -> None:
         with pytest.raises(UsageError, match=r"--nodes [13] and .* 2|-N2 contradict") as caught:
             count_ranks(line, own)
         assert line.split()[0] in caught.value.message
-    with pytest.raises(UsageError, match="some nodes would have no rank"):
+    with pytest.raises(UsageError, match="--nodes 2: only 1 rank"):
         count_ranks(line, {"ranks": 1})
 
 
@@ -413,7 +413,7 @@ def test_ranks(line: str) -> None:
     assert count_ranks(line, {"nodes": 2}, ("nodes",)) == "2 2"
     with pytest.raises(UsageError, match=r"--ranks 2 and .*4 contradict each other"):
         count_ranks(line, {"ranks": 2})
-    with pytest.raises(UsageError, match="4 is not --ranks-per-node 3 times --nodes 2"):
+    with pytest.raises(UsageError, match="--ranks 4 is not --ranks-per-node 3 x 2 nodes"):
         count_ranks(line, {"ranks_per_node": 3, "nodes": 2})
 
 
