@@ -120,25 +120,23 @@ class ResumePlan(NamedTuple):
 
 class MirrorPlan(NamedTuple):
     """How outputs are copied to the launcher. `largest`: of a file that `kept` does not choose, 0:
-    none; `reserve`: what stays free on a disk; `interval`, `longest`: between two looks; `always`:
-    also at the end of a job that has ended before the first."""
+    none; `reserve`: what stays free on a disk; `interval`: between two looks, and `longest`: at
+    most, however long the last copy seems to have taken: the machine may have been asleep;
+    `always`: also at the end of a job that has ended before the first."""
 
     largest: int
-    reserve: int
     interval: float
-    longest: float
     always: bool
+    reserve: int = 1 << 30
+    longest: float = 600
 
 
 class JobPlan(NamedTuple):
     """`tag`: what the environment of each of its processes has; `holders`: that of rank 0 first;
     `now`: it waits for no other; `grace`: for its programs to save; `retries`: further attempts;
     `output`, `least_output`: see `Shorten`; `restores`: nodes get back what was cut short there, at
-    first from the copies of the job `rerun_of`; `mirrored`: outputs are copied; `end_poll`: between
-    two looks whether mpirun waits for ranks that have all ended; `hang_slack`: a look that takes so
-    much longer than it may says that the machine was asleep, and nothing of the ranks;
-    `stacks_limit`: for a node to read the stacks of its ranks; `shrinks`: after the loss of nodes,
-    it goes on on the others."""
+    first from the copies of the job `rerun_of`; `mirrored`: outputs are copied; `shrinks`: after
+    the loss of nodes, it goes on on the others."""
 
     id: int
     tag: str
@@ -159,14 +157,18 @@ class JobPlan(NamedTuple):
     restores: bool
     mirrored: bool
     mirror: MirrorPlan
-    end_poll: float
-    hang_slack: float
-    stacks_limit: float
     resume: Optional[ResumePlan] = None
     rerun_of: Optional[int] = None
     shrinks: bool = False
+    end_poll: float = 20
+    """Between two looks whether mpirun waits for ranks that have all ended."""
     confirm: float = 5
     """For mpirun to notice that."""
+    hang_slack: float = 10
+    """A look that takes so much longer than it may says that the machine was asleep, and nothing of
+    the ranks."""
+    stacks_limit: float = 32
+    """For a node to read the stacks of its ranks."""
     start_limit: float = 180
     """In which the first rank has to start. A launch that hangs on the wrong network would hang for
     ever; what mpirun said until then goes with the error."""

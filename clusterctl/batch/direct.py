@@ -45,9 +45,6 @@ rank. A file that is more than a quarter larger loses its middle: a tenth at its
 LEAST_OUTPUT = 16_000_000
 """Bytes that such a part has at least."""
 
-MIRROR_RESERVE = 1 << 20
-"""KiB that copies of outputs leave free on a disk: on the launcher's, and on that of a node."""
-
 SMALL = 100_000_000
 """Bytes up to which outputs are copied to the launcher, whatever they are called."""
 
@@ -60,9 +57,8 @@ ASK_TIMEOUT = CLEAN_LIMIT + 10.0
 HANG_POLL = 15.0
 """Seconds between two looks whether a job with --hang-timeout has written anything, at most."""
 
-INTERVAL, SYNC_INTERVAL, LONGEST_INTERVAL = 30, 10, 600
-"""Seconds between two looks for outputs that are to be copied to the launcher (with --sync), and at
-most, however long the last copy seems to have taken: the machine may have been asleep."""
+INTERVAL, SYNC_INTERVAL = 30, 10
+"""Seconds between two looks for outputs that are to be copied to the launcher, and with --sync."""
 
 LATE = ("MASTER_PORT", "CLUSTERCTL_ATTEMPT")
 """Variables in a plan's argv that get their value when the job starts."""
@@ -262,14 +258,9 @@ def make_plan(job: Job, cluster: Cluster, *, placed: bool = True) -> JobPlan:
         mirrored=mirrored,
         mirror=MirrorPlan(
             largest=0 if spec.keep_files else SMALL,
-            reserve=MIRROR_RESERVE << 10,
             interval=SYNC_INTERVAL if spec.sync else INTERVAL,
-            longest=LONGEST_INTERVAL,
             always=bool(spec.sync),
         ),
-        end_poll=20,
-        hang_slack=10,
-        stacks_limit=4 * STACK_LIMIT,
     )
 
 

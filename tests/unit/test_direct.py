@@ -88,10 +88,10 @@ def planned(where: Cluster | None = None, **wanted: Any) -> dict[str, Any]:
 
 MIRROR = {
     "largest": direct.SMALL,
-    "reserve": 1 << 30,
     "interval": direct.INTERVAL,
-    "longest": direct.LONGEST_INTERVAL,
     "always": False,
+    "reserve": 1 << 30,
+    "longest": 600,
 }
 JOBS = "/home/ubuntu/.clusterctl/lab-1a2b/jobs/7"
 INVOLVED = [
@@ -124,9 +124,6 @@ PLAN: dict[str, Any] = {  # but for limits of the agent's own
     "shrinks": False,
     "mirrored": True,
     "mirror": MIRROR,
-    "end_poll": 20,
-    "hang_slack": 10,
-    "stacks_limit": 32,
 }
 
 

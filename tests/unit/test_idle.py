@@ -487,11 +487,10 @@ def test_nodes_that_do_not_answer_are_named_and_new_ones_have_nothing(site: Stag
     assert save(site, "worker-1", "worker-2") == ["worker-1", "worker-2"]
 
 
-def test_a_disk_without_room_keeps_the_nodes(
-    site: Staged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(direct, "MIRROR_RESERVE", 1 << 50)
+def test_a_disk_without_room_keeps_the_nodes(site: Staged, tmp_path: Path) -> None:
     site.job(tmp_path / "tree")
+    plan = site.work("launcher").parent / "plan.json"
+    plan.write_text(re.sub('"reserve": .*[0-9]', f'"reserve": {1 << 60}', plan.read_text()))
     for name in ("worker-1", "worker-2"):
         (site.work(name) / "made.txt").write_text("later\n")
     assert save(site, "worker-1", "worker-2") == ["worker-1", "worker-2"]
