@@ -4,6 +4,7 @@ judged by the lines of its file `state` (clusterctl/agent/messages.py).
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -173,11 +174,9 @@ def read_state(text: str) -> Facts:
 def _read_placements(text: str) -> tuple[Placement, ...]:
     """`node-1:2,node-2:1,` in rank order."""
     places: list[Placement] = []
-    for item in text.split(","):
-        node, _, count = item.rpartition(":")
-        if node:
-            first = sum(place.count for place in places)
-            places.append(Placement(node=node, first=first, count=int(count)))
+    for node, number in re.findall(r"([^,:]+):(\d+)", text):
+        first = sum(place.count for place in places)
+        places.append(Placement(node=node, first=first, count=int(number)))
     return tuple(places)
 
 

@@ -264,6 +264,8 @@ def test_what_came_over_a_node_is_asked_of_the_verdict() -> None:
     assert verdict.note_restart(job(), names[:1]).reason == "worker-1 restarted while the job ran"
     away = verdict.judge(job(), f"{AWAY}\nlauncher 30 1\nstarted 30 2\nended 31")
     assert [verdict.is_cut_off(away, name) for name in names] == [True, False]
+    both = verdict.judge(job(), f"{AWAY}\naway 26 worker-2\nlauncher 30 1\nstarted 30 2\nended 31")
+    assert [verdict.is_cut_off(both, name) for name in names] == [True, True]
     assert not verdict.is_cut_off(replace(away, state=JobState.CANCELLED), "worker-1")
 
 
