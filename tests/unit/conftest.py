@@ -12,6 +12,7 @@ from clusterctl.cli import console
 from clusterctl.cli.main import execute
 from tests.unit.calling import Call, Said
 from tests.unit.making import cluster
+from tests.unit.scripts import write_program
 
 
 @pytest.fixture
@@ -52,8 +53,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terraform on PATH that tells its version, for plans."""
-    script = tmp_path / "bin" / "terraform"
-    script.parent.mkdir()
-    script.write_text("""#!/bin/sh\necho '{"terraform_version": "1.11.4"}'\n""")
-    script.chmod(0o755)
+    script = write_program(
+        tmp_path / "bin" / "terraform", """echo '{"terraform_version": "1.11.4"}'"""
+    )
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")

@@ -74,6 +74,14 @@ def seen_by_program(folder: Path) -> dict[str, str]:
     return dict(row.decode().split("=", 1) for row in rows if row)
 
 
+def write_program(path: Path, text: str) -> Path:
+    """A script, of sh unless its first line says otherwise, in a folder that is made for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def until(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 60
     while not (found := condition()):

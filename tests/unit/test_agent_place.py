@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clusterctl.core import assets
 from clusterctl.machines.attached import render_removal
+from tests.unit.scripts import write_program
 
 
 def test_an_older_agent_stays_as_long_as_a_job_was_started_with_it(tmp_path: Path) -> None:
@@ -29,8 +30,7 @@ def test_an_older_agent_stays_as_long_as_a_job_was_started_with_it(tmp_path: Pat
 def test_only_a_python_that_runs_is_taken(tmp_path: Path) -> None:
     fakes = [tmp_path / name for name in ("says-nothing", "fails")]
     for fake, code in zip(fakes, (0, 1), strict=True):
-        fake.write_text(f"#!/bin/sh\necho nonsense; exit {code}\n")
-        fake.chmod(0o755)
+        write_program(fake, f"echo nonsense; exit {code}")
     script = assets.render_agent(*map(str, fakes), sys.executable)
     subprocess.run(["/bin/sh", "-es"], cwd=tmp_path, input=script.encode(), check=True)
     pythons = (tmp_path / "agent" / assets.pack_agent()[0] / "pythons").read_text()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent import processes
+from clusterctl.agent.attend import There
 from clusterctl.agent.processes import Processes, list_living, list_programs
 from clusterctl.agent.ranks import heed
 from tests.e2e.cli import wait_for
@@ -83,15 +84,6 @@ def test_each_program_is_told_once(ranks: Ranks) -> None:
     assert second.poll() is None
     ranks.processes.stop(0.1)
     assert second.wait() == -signal.SIGKILL
-
-
-def test_one_rank_alone_is_told_and_killed(ranks: Ranks) -> None:
-    first, second = ranks.shell(0, SAVES), ranks.shell(1, SAVES)
-    ranks.processes.tell("1")
-    assert second.wait() == 3
-    ranks.processes.kill("0")
-    assert first.wait() == -signal.SIGKILL
-    assert ranks.said(0) == ["ready"]
 
 
 CHILD = (
@@ -244,12 +236,6 @@ def test_what_says_that_a_node_was_started(noted: str, boot: str) -> None:
     assert processes.parse_boot(noted.encode()) == boot
 
 
-def test_this_boot() -> None:
-    boot, first = processes.read_boot().split()
-    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert first == Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
-
-
 def test_a_file_is_there_at_once_or_not_at_all(tmp_path: Path) -> None:
     place = str(tmp_path / "it")
     assert (processes.read(place), processes.read_text(place)) == (b"", "")
@@ -286,36 +272,30 @@ def test_a_process_shows_what_it_is(ranks: Ranks) -> None:
     program = ranks.job / "a) b (c"
     program.symlink_to("/bin/sleep")
     process = ranks.start(3, str(program), "60")
-
-    def sleeps() -> bool:
-        there = processes.read_link(f"/proc/{process.pid}/exe").endswith("sleep")
-        found = processes.read_stat(process.pid)
-        return bool(there and found and found.state == "S")
-
-    wait_for(sleeps, 20, str)
+    wait_for(
+        lambda: (found := processes.read_stat(process.pid)) and found.command == "a) b (c", 20, str
+    )
     found = processes.read_stat(process.pid)
     assert found
-    assert (found.command, found.state, found.parent) == ("a) b (c", "S", os.getpid())
+    assert (found.state in "RS", found.parent) == (True, os.getpid())
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     assert 0 <= uptime - found.started / os.sysconf("SC_CLK_TCK") < 600
     assert found.used < 60
-    while (spent := os.times()).system < 0.2 or abs(spent.user - spent.system) < 0.2:
-        sum(range(1000))
-        os.stat("/")
-    mine = processes.read_stat(os.getpid())
-    assert mine
-    assert abs(mine.used - spent.user - spent.system) < 0.1
-    assert processes.read_rank(process.pid) == "3"
-    assert processes.read_rank(os.getpid()) == ""
-    assert processes.read_status(process.pid, "PPid") == str(os.getpid())
+    assert (processes.read_rank(process.pid), processes.read_rank(os.getpid())) == ("3", "")
     assert processes.read_status(process.pid, "Pid") == str(process.pid)
     process.kill()
     process.wait()
     assert processes.read_stat(process.pid) is None
-    assert processes.read_status(process.pid, "PPid") == ""
-    assert processes.read_rank(process.pid) == ""
-    assert processes.read_link(f"/proc/{process.pid}/exe") == ""
+    assert processes.read_status(process.pid, "Pid") == processes.read_rank(process.pid) == ""
     processes.send(process.pid, signal.SIGKILL)
+
+
+def test_an_ssh_that_cannot_be_started_is_a_node_that_does_not_answer(tmp_path: Path) -> None:
+    node = There(["no-such-ssh"], dict(os.environ), str(tmp_path / "log"))
+    answer = node.ask(9.0, "survivors")
+    assert (answer.code, "no-such-ssh" in answer.why) == (127, True)
+    slow = There(["sleep", "99"], dict(os.environ), str(tmp_path / "log"))
+    assert slow.ask(0.2, "survivors").code == 124
 
 
 def test_no_group_is_signalled() -> None:
@@ -369,7 +349,7 @@ def test_a_rank_that_was_told_to_end_is_killed_after_its_time(ranks: Ranks) -> N
     ranks.processes.kill_later("0", 0.25)
     assert time.monotonic() - began >= 0.25
     assert told.wait() == -signal.SIGKILL
-    assert untold.poll() is None
+    assert (untold.poll(), ranks.said(1)) == (None, ["ready"])
 
 
 def test_the_rank_of_the_next_attempt_has_its_own_time(ranks: Ranks) -> None:

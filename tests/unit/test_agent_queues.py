@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent import queues, tasks
-from tests.unit.scripts import until, write_agent
+from tests.unit.scripts import until, write_agent, write_program
 from tests.unit.tables import rows
 
 slurm, sge = queues.SlurmQueue(), queues.GridQueue()
@@ -56,9 +56,8 @@ def test_a_task_finds_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_queue_of_grid_engine_says_how_long_a_job_has(
     said: str, seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f"#!/bin/sh\n[ \"$*\" = '-sq main.q' ] && printf 'qname main.q\\n{said}\\n'\n"
-    (tmp_path / "qconf").write_text(text)
-    (tmp_path / "qconf").chmod(0o755)
+    text = f"[ \"$*\" = '-sq main.q' ] && printf 'qname main.q\\n{said}\\n'"
+    write_program(tmp_path / "qconf", text)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("QUEUE", "main.q")
     assert sge.find_time_to_end(45) == seconds

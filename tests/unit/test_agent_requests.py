@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl.agent import requests
+from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
 PARTITIONS = """\
@@ -34,10 +35,8 @@ FAKES = {
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "tools"
-    folder.mkdir()
     for name, text in FAKES.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
+        write_program(folder / name, text)
     (folder / "sinfo.says").write_text("idle\nmixed\n")
     (folder / "qstat.says").write_text("")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

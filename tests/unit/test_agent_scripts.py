@@ -11,6 +11,7 @@ from clusterctl.agent import queues, scripts, watch
 from clusterctl.agent.scripts import ENDED, RUNNING, WAITING, Part
 from clusterctl.batch import verdict
 from tests.conftest import Need
+from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
 SLURM = """\
@@ -101,8 +102,7 @@ def test_a_task_that_ran_again_has_ended_as_it_did_the_last_time(
     (tmp_path / "records").write_text(records)
     commands = {"qstat": "echo do not exist; exit 1", "qacct": f"cat {tmp_path}/records"}
     for name, text in commands.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path / name, text)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     [part] = queues.SYSTEMS["sge"].describe("7", "")
     assert (part.code, part.word) == (0, "COMPLETED")
@@ -147,9 +147,8 @@ def test_what_a_login_sets(
 
 
 def test_a_login_that_does_not_end(tmp_path: Path) -> None:
-    (tmp_path / "shell").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "shell").chmod(0o755)
-    assert scripts.read_login(str(tmp_path), str(tmp_path / "shell")) == {}
+    shell = write_program(tmp_path / "shell", "exit 1")
+    assert scripts.read_login(str(tmp_path), str(shell)) == {}
     assert scripts.read_login(str(tmp_path), "/no/shell") == {}
 
 

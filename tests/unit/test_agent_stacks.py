@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.agent.stacks import find_ranks, list_stacks, show_stacks
+from tests.unit.scripts import write_program
 
 TAG = f"CLUSTERCTL_JOB=stacks-{os.getpid()}/1;"
 SPY = """#!/bin/sh
@@ -69,8 +70,7 @@ def test_the_first_python_of_a_rank_counts(job: Path) -> None:
 
 
 def test_stacks_with_their_c_functions_are_preferred(job: Path) -> None:
-    (job / "bin" / "py-spy").write_text(SPY)
-    (job / "bin" / "py-spy").chmod(0o755)
+    write_program(job / "bin" / "py-spy", SPY)
     notes = read_notes(job)
     lines = notes["0"].splitlines()
     assert lines[0] == f"folder {job}/work"
@@ -82,8 +82,7 @@ def test_stacks_with_their_c_functions_are_preferred(job: Path) -> None:
 
 
 def test_why_a_stack_cannot_be_read_is_said(job: Path) -> None:
-    (job / "bin" / "py-spy").write_text(SPY.replace("*--native*)", "*--none*)"))
-    (job / "bin" / "py-spy").chmod(0o755)
+    write_program(job / "bin" / "py-spy", SPY.replace("*--native*)", "*--none*)"))
     pid = find_ranks(str(job), TAG)["0"].pid
     assert read_notes(job)["0"].splitlines()[3:] == ["python yes", f"why {pid} is gone"]
 

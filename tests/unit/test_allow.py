@@ -22,6 +22,7 @@ from tests.unit.calling import Call
 from tests.unit.deaf import deaf_port
 from tests.unit.making import cluster, node
 from tests.unit.provided import provide
+from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
 SILENT = NodeUnreachable(
@@ -97,21 +98,6 @@ def test_another_failure_is_not_blamed_on_the_address(firewall: Firewalled) -> N
     assert unreachable(refused) is refused
 
 
-def test_the_command_line_explains_it(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Silent(Firewalled):
-        def allow(self, cluster: Cluster, folder: Path, networks: Sequence[str]) -> tuple[str, ...]:
-            store = open_store()
-            with open_pool(store, store.read_cluster("lab")):
-                raise NodeUnreachable(SILENT.message)
-
-    provide(monkeypatch, "ec2", Silent())
-    open_store().save(cluster(deadline=None))
-    said = call("allow")
-    assert said.code == 4
-    assert WHY in said.err
-    assert "`clusterctl allow -c lab`" in said.err
-
-
 @pytest.mark.slow
 def test_ssh_to_a_node_that_does_not_answer_another_address_says_so(
     firewall: Firewalled, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,10 +105,7 @@ def test_ssh_to_a_node_that_does_not_answer_another_address_says_so(
     """OpenSSH says no more than 255 here."""
     monkeypatch.setattr(transport, "CONNECT_LIMIT", 0.5)
     monkeypatch.setattr(access, "CONNECT_TIMEOUT", 0.5)
-    program = tmp_path / "bin" / "ssh"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nexit 255\n")
-    program.chmod(0o755)
+    program = write_program(tmp_path / "bin" / "ssh", "exit 255")
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     store = open_store()
     with deaf_port() as port:

@@ -20,6 +20,7 @@ from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2.api import Api
 from tests.sim import logins
 from tests.sim.logins import PROCESS, ROLES, SSO, Aws, keep_session, log_in_with_sso, printed
+from tests.unit.scripts import write_program
 
 
 @pytest.fixture
@@ -113,12 +114,9 @@ def test_a_login_with_sso_is_used(aws: Aws, home: Path) -> None:
 def test_credentials_that_end_are_fetched_again(home: Path) -> None:
     """They are as good for a launch of an hour as for one of a minute."""
     counter = home / "counter"
-    script = home / "login"
-    script.write_text(
-        f"#!/bin/sh\necho >>{counter}\n"
-        f"echo '{json.dumps(printed('PROCESS', minutes=5))}' | sed s/PROCESS/$(wc -l <{counter})/\n"
-    )
-    script.chmod(0o755)
+    said = json.dumps(printed("PROCESS", minutes=5))
+    text = f"echo >>{counter}\necho '{said}' | sed s/PROCESS/$(wc -l <{counter})/"
+    script = write_program(home / "login", text)
     (home / ".aws/config").write_text(f"[default]\ncredential_process = {script}\n")
     with Api("us-east-1").lend_credentials() as lent:
         first, second = got(lent), got(lent)

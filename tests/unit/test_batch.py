@@ -23,6 +23,7 @@ from clusterctl.launch import launcher
 from clusterctl.machines.attached import load_site
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, node, program, request, spec
+from tests.unit.scripts import write_program
 from tests.unit.tables import read_rows, rows
 
 
@@ -45,10 +46,7 @@ def batch_job(system: str, **changes: Any) -> Job:
 @pytest.mark.parametrize("there", [True, False])
 def test_a_container_sees_the_folder_for_data_sets(tmp_path: Path, there: bool) -> None:
     """Apptainer shows a program its home and the working directory, and no other folders."""
-    fake = tmp_path / "bin" / "apptainer"
-    fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    fake.chmod(0o755)
+    fake = write_program(tmp_path / "bin" / "apptainer", 'printf "%s\\n" "$@"')
     data = tmp_path / "root" / "data sets"
     if there:
         data.mkdir(parents=True)
@@ -379,8 +377,7 @@ def test_lines_of_other_launchers_on_slurm(
     """Without lines of a script, it is refused."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "a.py"):
-        Path(name).write_text("#!/bin/sh\n")
-        Path(name).chmod(0o755)
+        write_program(Path(name), "")
     open_store().save(site("slurm"))
     said = call("run", "--emit", "sbatch", *line.split())
     assert said.code == (0 if lines else 2)

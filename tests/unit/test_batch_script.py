@@ -19,7 +19,7 @@ from clusterctl.core.job import Job, JobState
 from clusterctl.launch import launcher
 from clusterctl.launch.mpirun import AGENT
 from tests.unit.making import cluster, job, node, request, spec
-from tests.unit.scripts import write_agent
+from tests.unit.scripts import write_agent, write_program
 from tests.unit.tables import rows
 from tests.unit.test_batch import batch_job, site
 
@@ -60,10 +60,8 @@ def ended(tmp_path: Path) -> Ended:
             (folder / name).write_text(text)
         (folder / "tag").write_text(f"CLUSTERCTL_JOB={tmp_path}/7;")
         write_agent(folder)
-        (tmp_path / "bin").mkdir()
-        (tmp_path / "bin" / "free-port").write_text("echo 29000\n")
-        (tmp_path / "bin" / "mpirun").write_text(MPIRUN)
-        (tmp_path / "bin" / "mpirun").chmod(0o755)
+        write_program(tmp_path / "bin" / "free-port", "echo 29000")
+        write_program(tmp_path / "bin" / "mpirun", MPIRUN)
         (tmp_path / "hosts").write_text(f"{os.uname().nodename} {len(endings)} all.q x\n")
         done = subprocess.run(
             ["/bin/sh", folder / "job.sh"],
@@ -115,10 +113,8 @@ def called(
 ) -> tuple[str, dict[str, str]]:
     """How a job's script calls that mpirun: what glibc is told, and Open MPI's parameters and
     the variables that ranks get. `hosts`: the slots of each that Grid Engine has given."""
-    (tmp_path / "bin").mkdir()
     for name, text in TOOLS.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
+        write_program(tmp_path / "bin" / name, text)
     lines = (f"10.0.0.{11 + at} {slots} all.q x\n" for at, slots in enumerate(hosts))
     (tmp_path / "hosts").write_text("".join(lines))
     made = batch_job("sge", native={"pe": f"mpi {sum(hosts)}"}, ranks=ranks)

@@ -26,7 +26,16 @@ from clusterctl.jobs.submit import make_node_files
 from clusterctl.launch import launcher
 from clusterctl.launch.launcher import Request
 from tests.unit.making import cluster, job, node, program, spec
-from tests.unit.scripts import HOSTILE, OF_ANOTHER, PLAIN, SEES, place_agent, seen_by_program, until
+from tests.unit.scripts import (
+    HOSTILE,
+    OF_ANOTHER,
+    PLAIN,
+    SEES,
+    place_agent,
+    seen_by_program,
+    until,
+    write_program,
+)
 from tests.unit.tables import rows
 
 FAKES = {
@@ -53,10 +62,8 @@ def slurm(need: Callable[[str], str], tmp_path: Path) -> dict[str, str]:
     """The environment of a batch script; whoever handed it in has variables and functions."""
     need("bash")
     tools = tmp_path / "tools"
-    tools.mkdir()
     for name, text in FAKES.items():
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
+        write_program(tools / name, text)
     own = {"PATH": f"{tools}:{os.environ['PATH']}", "HOME": "/root", **SLURM}
     return {**dict.fromkeys(PLAIN, "inherited"), "BASH_FUNC_cd%%": "() { exit 9; }", **own}
 
@@ -189,8 +196,7 @@ def test_a_slurm_without_pmix(
     """And without an mpirun. What may use MPI does not start: each rank would be alone."""
     tools = tmp_path / "tools"
     (tools / "srun.lacks-pmix").touch()
-    (tools / "mpirun").write_text("#!/bin/sh\nexit 127\n")
-    (tools / "mpirun").chmod(0o755)
+    write_program(tools / "mpirun", "exit 127")
     where, one, plan = made(tmp_path, **changes)
     folder = staged(tmp_path, where, one, plan)
     subprocess.run(["sh", folder / "job.sh"], env=slurm, timeout=60)

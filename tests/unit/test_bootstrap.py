@@ -19,6 +19,7 @@ from clusterctl.machines import bootstrap, facts
 from clusterctl.machines.attached import BatchSite, SgeProvider, SlurmProvider, render_shut_out
 from clusterctl.transport.pool import Pool
 from tests.unit.making import cluster, node
+from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
 WEIRD = ["plain", "two words", "it's", 'a "b" $HOME `id` \\', "-dash; exit 3", "line\nbreak", "ü"]
@@ -87,15 +88,9 @@ def test_a_node_gets_what_it_needs_under_any_root(
 def test_the_private_key_is_never_in_an_argument(key: keys.KeyPair, tmp_path: Path) -> None:
     """Every program that the script can call is replaced by one that notes how it was called."""
     folder, log = tmp_path / "bin", tmp_path / "log"
-    folder.mkdir()
     for name in ("cat", "mv", "mkdir", "chmod", "rm", "ln", "tee", "install", "env", "dd"):
-        real = shutil.which(name)
-        program = folder / name
-        program.write_text(
-            f'#!/bin/sh\nprintf "%s\\n" {name} "$@" >>{log}\n'
-            f'/usr/bin/env >>{log}\nexec {real} "$@"\n'
-        )
-        program.chmod(0o755)
+        said = f'printf "%s\\n" {name} "$@" >>{log}\n/usr/bin/env >>{log}'
+        write_program(folder / name, f'{said}\nexec {shutil.which(name)} "$@"')
     worker = node("worker-1", root=str(tmp_path / "root"))
     done = run(bootstrap.render_script(worker, mesh(key, worker), pythons=[]), path=f"{folder}:")
     assert done.returncode == 0
@@ -116,15 +111,13 @@ def test_an_ssh_that_refuses_our_order_of_algorithms_keeps_its_own(
     key: keys.KeyPair, tmp_path: Path
 ) -> None:
     """OpenSSH 8.0 and older, and those in FIPS mode."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "ssh").write_text("#!/bin/sh\n! grep -q '\\^' \"$3\"\n")
+    ssh = write_program(tmp_path / "bin" / "ssh", "! grep -q '\\^' \"$3\"")
     worker = node("worker-1", root=str(tmp_path / "root"))
     written = []
     for mode in (0o755, 0o644):
-        (folder / "ssh").chmod(mode)
+        ssh.chmod(mode)
         script = bootstrap.render_script(worker, mesh(key, worker), pythons=[])
-        assert run(script, path=f"{folder}:").returncode == 0
+        assert run(script, path=f"{ssh.parent}:").returncode == 0
         written.append((tmp_path / "root/ssh/config").read_text().splitlines())
     [without, whole] = written
     assert without == [line for line in whole if "^" not in line] != whole
@@ -208,15 +201,6 @@ def test_hosts_with_one_home_let_the_key_in_once(key: keys.KeyPair, tmp_path: Pa
     all_at_once([render_shut_out("clusterctl:one")] * 6)
     assert file.read_text().splitlines() == [line for line in lines if "clusterctl:one" not in line]
     assert list(file.parent.iterdir()) == [file]
-
-
-def test_no_place_to_write_is_named(key: keys.KeyPair, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    worker = node("worker-1", root=str(tmp_path / "file" / "root"))
-    done = run(bootstrap.render_script(worker, mesh(key, worker), pythons=[]))
-    assert done.returncode != 0
-    result = NodeResult(node="worker-1", exit_code=done.returncode, stderr=done.stderr)
-    assert bootstrap.find_problem(result)
 
 
 def answers(*tools: str, more: str = "") -> NodeResult:
@@ -303,9 +287,7 @@ def lab(
         for item in nodes:
             assert run(bootstrap.render_script(item, mesh(key, *nodes), pythons=[])).returncode == 0
         folder = tmp_path / "bin"
-        folder.mkdir()
-        (folder / "ssh").write_text(FAKE_SSH)
-        (folder / "ssh").chmod(0o755)
+        write_program(folder / "ssh", FAKE_SSH)
         (tmp_path / "dead").write_text("".join(f"{name}\n" for name in dead))
         (tmp_path / "hosts").touch()
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -364,9 +346,7 @@ def test_the_tag_travels_with_the_agent(key: keys.KeyPair, tmp_path: Path) -> No
     worker = node("worker-1", root=str(tmp_path / "root"))
     assert run(bootstrap.render_script(worker, mesh(key, worker), pythons=[])).returncode == 0
     folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "ssh").write_text('#!/bin/sh\nunset CLUSTERCTL_JOB\nshift 3\nexec /bin/sh -c "$*"\n')
-    (folder / "ssh").chmod(0o755)
+    write_program(folder / "ssh", 'unset CLUSTERCTL_JOB\nshift 3\nexec /bin/sh -c "$*"')
     agent = tmp_path / "root" / "bin" / "clusterctl-ssh"
     for tag in ("lab-1a2b/7;", ""):
         done = subprocess.run(
@@ -380,17 +360,15 @@ def test_the_tag_travels_with_the_agent(key: keys.KeyPair, tmp_path: Path) -> No
 
 def test_a_worker_that_does_not_see_the_shared_folder_is_named(tmp_path: Path) -> None:
     """Or sees another one at its path."""
-    agent = tmp_path / "root" / "bin" / "clusterctl-ssh"
-    agent.parent.mkdir(parents=True)
     (folder := tmp_path / "a shared folder").mkdir()
     (tmp_path / "another").mkdir()
-    agent.write_text(
-        "#!/bin/sh\necho 'Welcome to a node'\n"
+    write_program(
+        tmp_path / "root" / "bin" / "clusterctl-ssh",
+        "echo 'Welcome to a node'\n"
         'case $1 in worker-2) set -- "$1" "$(echo "$2" | sed "s/a shared folder/another/g")" ;;\n'
         "worker-3) echo 'Stale file handle' >&2 && exit 1 ;; esac\n"
-        'exec sh -c "$2"\n'
+        'exec sh -c "$2"',
     )
-    agent.chmod(0o755)
     names = ("launcher", "worker-1", "worker-2", "worker-3")
     where = cluster(*(node(name, "", root=str(tmp_path / "root")) for name in names))
 

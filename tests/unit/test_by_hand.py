@@ -15,6 +15,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch import mpirun
 from clusterctl.launch.hostfile import render_whole_hostfile
 from tests.unit.making import cluster, node, request, spec
+from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
 
@@ -85,13 +86,6 @@ def test_mpirun_gets_what_jobs_tell_it(version: str, prefix: str, tmp_path: Path
     assert path[:2] == [f"{folder}/shell/bin", f"{folder}/mpi/bin"]
 
 
-def test_slots_are_advice_only_where_nodes_share_a_machine() -> None:
-    nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
-    local = cluster(*nodes, provider="local")
-    text = mpirun.render_files(local, local.launcher)["env"][0]
-    assert "PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe" in text
-
-
 def test_a_shell_has_what_the_cluster_shares_and_who_may_start_ranks() -> None:
     nodes = [node("launcher", "10.0.0.10", user="root"), node("worker-1", "10.0.0.11", user="root")]
     theirs = cluster(*nodes, shared="/shared")
@@ -111,11 +105,12 @@ def test_a_shell_has_what_the_cluster_shares_and_who_may_start_ranks() -> None:
             assert files["bin/mpiexec"][1] == 0o755
 
 
-def test_a_shell_binds_no_ranks_where_nodes_share_a_processor() -> None:
+def test_slots_are_advice_and_no_rank_is_bound_where_nodes_share_a_machine() -> None:
     nodes = [node("launcher", "10.0.0.10"), node("worker-1", "10.0.0.11")]
     made = cluster(*nodes, provider="local")
     text = mpirun.render_files(made, made.launcher)["env"][0]
     assert "PRTE_MCA_hwloc_default_binding_policy=none" in text
+    assert "PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe" in text
 
 
 @rows("python, mpi, more", "by_hand.programs_of_a_shell_are_those_of_the_nodes_python")
@@ -141,10 +136,7 @@ def test_a_bundled_program_is_found_by_its_name(tmp_path: Path) -> None:
 def test_words_go_on_to_the_container_in_which_jobs_run(tmp_path: Path) -> None:
     nodes = [replace(item, job_port=2222, machine="i-1") for item in cluster().nodes]
     folder = written(cluster(*nodes), "launcher", tmp_path)
-    (tmp_path / "tools").mkdir()
-    ssh = tmp_path / "tools" / "ssh"
-    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec /bin/sh -c "$last"\n')
-    ssh.chmod(0o755)
+    ssh = write_program(tmp_path / "tools/ssh", 'for last; do :; done\nexec /bin/sh -c "$last"')
     path = f"{ssh.parent}:{os.environ['PATH']}"
     words = ["a  b", "it's", "$HOME", 'say "x"', "new\nline\n", "", "\\"]
     said = inside(folder, "printf", "<%s>", *words, PATH=path)

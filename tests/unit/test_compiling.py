@@ -16,6 +16,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch.compiling import FORTRAN, C, plan_compilation, suggest_repair
 from tests.conftest import Need
 from tests.unit.making import program
+from tests.unit.scripts import write_program
 from tests.unit.tables import read_rows, rows
 
 
@@ -66,10 +67,8 @@ def test_programs_that_compile(
 
 def test_the_wrapper_of_an_mpi_goes_first_and_a_choice_before_it(tmp_path: Path) -> None:
     bin = tmp_path / "bin"
-    bin.mkdir()
     for name in ("mpicc", "cc", "mine"):
-        (bin / name).write_text(f'#!/bin/sh\necho {name} "$@" >&2\n')
-        (bin / name).chmod(0o755)
+        write_program(bin / name, f'echo {name} "$@" >&2')
     what = source("hello.c")
     call = "-O2 -o ./hello ./hello.c -lm\n"
     assert build(what, tmp_path, path=str(bin)).stderr == f"mpicc {call}"
@@ -97,10 +96,7 @@ def two_mpis(folder: Path) -> str:
             """,
     }
     for name, text in tools.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
+        write_program(folder / name, text)
     (folder / "local").mkdir()
     (folder / "local/mpirun").symlink_to(folder / "wheel/mpirun")
     return f"{folder}/local:{folder}/usr:{os.environ['PATH']}"

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import Need
 from tests.terminal import Terminal
 from tests.unit.calling import ROOT, clusterctl
+from tests.unit.scripts import write_program
 from tests.unit.staged import lab
 from tests.unit.tables import rows
 from tests.warm.client import shared
@@ -55,10 +56,7 @@ def test_the_shell_completes_the_name_of_a_cluster(
     shell: str, here: Path, tmp_path: Path, need: Need
 ) -> None:
     need(shell)
-    program = tmp_path / "bin" / "clusterctl"
-    program.parent.mkdir()
-    program.write_text(ENTRY)
-    program.chmod(0o755)
+    program = write_program(tmp_path / "bin" / "clusterctl", ENTRY)
     script = tmp_path / "completion.sh"
     script.write_text(clusterctl(_CLUSTERCTL_COMPLETE=f"source_{shell}").stdout)
     environment = {

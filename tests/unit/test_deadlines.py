@@ -20,7 +20,7 @@ from clusterctl.machines import deadlines
 from clusterctl.machines.protocol import Features
 from tests.unit.making import cluster
 from tests.unit.provided import Running, provide
-from tests.unit.scripts import until
+from tests.unit.scripts import until, write_program
 from tests.unit.staged import lab
 
 SPEC = ClusterSpec(name="lab", provider="docker", groups=(NodeGroup(count=1),))
@@ -116,14 +116,12 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     made = Agent(tmp_path)
     made.show(1_000_000)
     programs = {
-        "bin/date": f"#!/bin/sh\necho >>{tmp_path}/looks\nexec cat {tmp_path}/clock\n",
-        "bin/sleep": f"#!/bin/sh\nexec {shutil.which('sleep')} 0.02\n",
-        "root/jobs/1/agent.sh": f'echo "$@" >>{tmp_path}/story\n',
+        "bin/date": f"echo >>{tmp_path}/looks\nexec cat {tmp_path}/clock",
+        "bin/sleep": f"exec {shutil.which('sleep')} 0.02",
+        "root/jobs/1/agent.sh": f'echo "$@" >>{tmp_path}/story',
     }
     for name, text in programs.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+        write_program(tmp_path / name, text)
     yield made
     if made.process:
         made.process.kill()

@@ -22,6 +22,7 @@ from clusterctl.machines.docker.containers import build_archive, find_supported
 from clusterctl.machines.docker.provider import DockerProvider
 from clusterctl.options.values import indices
 from tests.unit.making import cluster
+from tests.unit.scripts import write_program
 from tests.unit.tables import read_rows, rows
 
 SUBNET = IPv4Network("198.18.5.0/24")
@@ -189,35 +190,32 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "docker"
 
 
-def write(docker: Path, text: str) -> None:
-    docker.write_text(f"#!/bin/sh\n{text}\n")
-    docker.chmod(0o755)
-
-
 @rows("text, words", "docker.no_engine")
 def test_no_engine(docker: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     if text:
-        write(docker, f"echo '{text}' >&2; exit 1")
+        write_program(docker, f"echo '{text}' >&2; exit 1")
     assert main.execute(["up", "--provider", "docker"]) == 3
     assert words in capsys.readouterr().err
 
 
 def test_an_engine_that_hangs(docker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(docker, "exec sleep 60")
+    write_program(docker, "exec sleep 60")
     monkeypatch.setattr(containers, "GREETING", 0.3)
     began = time.monotonic()
     with pytest.raises(ProviderError, match="does not answer within"):
         containers.require()
     assert containers.list_clusters(Path("/x")) == frozenset()
     kinds = "ps) echo lab-1;; network) echo lab-1; echo lab-2;; volume) echo lab-3;;"
-    write(docker, f'case "$1" in {kinds} esac')
+    write_program(docker, f'case "$1" in {kinds} esac')
     assert containers.list_clusters(Path("/x")) == {"lab-1", "lab-2", "lab-3"}
     assert time.monotonic() - began < 30
 
 
 def test_images_that_are_not_here(docker: Path, tmp_path: Path) -> None:
     """Ours are built, quick ones without a question; others are pulled."""
-    write(docker, '[ "$1" = version ] && echo 20.10 && exit 0; echo "No such image" >&2; exit 1')
+    write_program(
+        docker, '[ "$1" = version ] && echo 20.10 && exit 0; echo "No such image" >&2; exit 1'
+    )
     plan = providers.load_provider("docker").plan(spec())
     assert plan.recipes == ("launcher", "cpu")
     assert "to be built, once: launcher, cpu" in plan.lines
@@ -231,7 +229,7 @@ def test_images_that_are_not_here(docker: Path, tmp_path: Path) -> None:
 
 
 def test_wishes_that_mean_nothing_here(docker: Path) -> None:
-    write(docker, "exit 0")
+    write_program(docker, "exit 0")
     with pytest.raises(UsageError, match="already containers"):
         providers.load_provider("docker").plan(spec(runtime=Runtime.DOCKER))
 
@@ -249,7 +247,7 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
     everything = containers.list_privileges(devices(tmp_path, "infiniband/uverbs0", "gdrdrv"))
     daemon = "docker: Error response from daemon: OCI: not permitted: unknown."
     refuse = f"echo '{daemon}' >&2; exit 125"
-    write(
+    write_program(
         docker,
         f'case "$*" in *"{" ".join(privilege.argv)}"*) {refuse};; *--cap-add*) exit 0;; esac',
     )
@@ -268,7 +266,9 @@ def test_each_refusal_costs_a_warning_and_no_other_privilege(
 
 
 def test_subnets_of_all_networks(docker: Path) -> None:
-    write(docker, "case $2 in ls) echo a;; inspect) echo '172.17.0.0/16 fd00::/64 '; echo;; esac")
+    write_program(
+        docker, "case $2 in ls) echo a;; inspect) echo '172.17.0.0/16 fd00::/64 '; echo;; esac"
+    )
     assert containers.list_subnets() == (IPv4Network("172.17.0.0/16"),)
 
 

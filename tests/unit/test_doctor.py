@@ -50,25 +50,6 @@ def test_programs_without_stacks_may_wait_for_each_other() -> None:
     assert "no rank is in" not in causes.summarize(found, [note])
 
 
-def test_who_holds_a_lock_on_a_file_is_named() -> None:
-    flock = stack(("flock", "/usr/lib/libc.so.6", 0), ("cache", f"{WORK}/train.py", 9))
-    found = seen(
-        view("worker-1", "rank 0", process(0, 50)),
-        view("worker-2", "rank 1", process(1, 100), "rank 2", process(2, 200), "lock 200 100"),
-        made=running(
-            placement=(
-                Placement(node="worker-1", first=0, count=1),
-                Placement(node="worker-2", first=1, count=2),
-            )
-        ),
-    )
-    for number, place in enumerate((flock, reduces(), flock)):
-        found.ranks[number].stack = place
-    [finding] = causes.judge(found)
-    assert finding.lines == ("process 100 on worker-2 (rank 1) holds the lock",)
-    assert "release it before" in finding.advice
-
-
 @rows("looks, counted, moved", "doctor.two_looks_show_whether_a_rank_that_polls_goes_on")
 def test_two_looks_show_whether_a_rank_that_polls_goes_on(
     looks: list[Any], counted: bool | None, moved: bool | None
@@ -187,13 +168,6 @@ def test_ranks_in_the_rendezvous_without_c_frames() -> None:
     [finding] = causes.judge(found)
     assert finding.kind == "rendezvous"
     assert "world_size that the program passes, is larger than 2" in finding.text
-
-
-def test_a_rank_that_gets_little_of_a_busy_processor_computes() -> None:
-    found = two_ranks(reduces(), sleeps())
-    found.ranks[1].running = node_views.read_spied("use 200 0.0 1 0.0\n")[200].running
-    [finding] = causes.judge(found)
-    assert "computing" in finding.text
 
 
 def test_whether_a_process_has_woken() -> None:
@@ -342,18 +316,6 @@ def test_a_thread_that_sleeps_too_is_named() -> None:
     found = two_ranks(replace(sleeps(), others=(other,)), sleeps())
     [finding] = causes.judge(found)
     assert finding.lines == ("its thread prefetch is at read, data.py:30",)
-
-
-def test_ranks_that_all_compute_are_told_with_their_line() -> None:
-    """On a busy machine they get less than half of a processor."""
-    loop = stack(("pack", f"{WORK}/data.py", 7))
-    found = two_ranks(loop, loop)
-    for rank in found.ranks.values():
-        rank.usage, rank.running = 0.3, True
-    assert causes.judge(found) == ()
-    assert causes.summarize(found, ()) == (
-        "2 of 2 ranks compute, and nothing is wrong with the nodes: ranks 0, 1 at pack, data.py:7"
-    )
 
 
 # ------------------------------------------------------------------------------------------------

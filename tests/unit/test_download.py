@@ -25,6 +25,7 @@ from clusterctl.data import datasets, sources
 from clusterctl.data.datasets import Dataset, File
 from clusterctl.errors import ClusterctlError, ProviderError, UsageError
 from tests.unit.calling import Call, Said
+from tests.unit.scripts import write_program
 from tests.unit.staged import Staged, lab
 from tests.unit.tables import rows
 
@@ -136,17 +137,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Staged:
         monkeypatch.delenv(name, raising=False)
     made = lab(tmp_path / "nodes", workers=("worker-1", "worker-2", "worker-3"))
     for node in made.where.nodes:
-        ssh = Path(node.root) / "bin" / "clusterctl-ssh"
-        ssh.write_text(SSH)
-        ssh.chmod(0o755)
+        write_program(Path(node.root) / "bin" / "clusterctl-ssh", SSH)
     return made
 
 
 def give_python(here: Staged, script: str) -> None:
     """The nodes' Python is this script of sh."""
-    python = here.folder / "python"
-    python.write_text(script)
-    python.chmod(0o755)
+    python = write_program(here.folder / "python", script)
     record = here.store.locate_folder("lab") / "cluster.json"
     known = json.loads(record.read_text())
     for node in known["nodes"]:
@@ -185,9 +182,7 @@ def test_a_copy_that_its_source_cannot_read_to_the_end_is_none(
     call: Call, here: Staged, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As tar does on a disk with errors: the archive is whole, and not right."""
-    tar = here.folder / "tar"
-    tar.write_text(f'#!/bin/sh\n{shutil.which("tar")} "$@" || exit\n[ "$3" != -cf ]\n')
-    tar.chmod(0o755)
+    write_program(here.folder / "tar", f'{shutil.which("tar")} "$@" || exit\n[ "$3" != -cf ]')
     monkeypatch.setenv("PATH", str(here.folder), prepend=os.pathsep)
     said = call("data", "get", f"{server.url}/some/train.bin")
     assert (said.code, "train is not on worker-2" in said.err) == (3, True)

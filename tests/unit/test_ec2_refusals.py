@@ -31,6 +31,7 @@ from clusterctl.machines.ec2.provider import Ec2Provider
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering, instance
 from tests.unit.making import cluster, node
+from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
 
@@ -244,13 +245,12 @@ def test_who_may_use_no_endpoint_is_told_at_once(tmp_path: Path) -> None:
 def test_an_aws_cli_that_opens_no_tunnels_is_seen_before_it_costs(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "aws").write_text(f"#!/bin/sh\necho '{said}'\n")
-    (tmp_path / "aws").chmod(0o755)
+    write_program(tmp_path / "aws", f"echo '{said}'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     wish = wanted(NodeGroup(count=1, family="cpu"), instance_connect=True)
     with pytest.raises(ProviderError, match=rf"2\.12 or newer.*{said}"):
         Ec2Provider(Offering).plan(wish)
-    (tmp_path / "aws").write_text("#!/bin/sh\necho aws-cli/2.12.0\n")
+    write_program(tmp_path / "aws", "echo aws-cli/2.12.0")
     assert Ec2Provider(Offering).plan(wish)
 
 
@@ -284,10 +284,7 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node is this machine, where `sudo` is a script that refuses: nothing else is on PATH."""
-    script = tmp_path / "bin" / "sudo"
-    script.parent.mkdir()
-    script.write_text("#!/bin/sh\necho no sudo >&2\nexit 1\n")
-    script.chmod(0o755)
+    script = write_program(tmp_path / "bin" / "sudo", "echo no sudo >&2\nexit 1")
     monkeypatch.setenv("PATH", str(script.parent))
     host_keys = HostKeys(tmp_path / "red")
     host_keys.make_boot_keys(["worker-1"], living=())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -453,13 +452,8 @@ def market() -> type[Market]:
 
 
 @pytest.fixture
-def provider(market: type[Market], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ec2Provider:
-    """The time is NOW. Terraform is a script that says its version, and does nothing."""
-    script = tmp_path / "bin" / "terraform"
-    script.parent.mkdir()
-    script.write_text("""#!/bin/sh\necho '{"terraform_version": "1.11.4"}'\n""")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+def provider(market: type[Market], terraform: None) -> Ec2Provider:
+    """The time is NOW."""
     return Ec2Provider(market, clock=lambda: NOW, my_address=lambda: "203.0.113.9")
 
 

@@ -20,7 +20,7 @@ from clusterctl.errors import UsageError
 from clusterctl.launch import launcher
 from clusterctl.project.tree import Tree
 from tests.unit.making import cluster, job, node, program, request, spec
-from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, seen_by_program
+from tests.unit.scripts import HOSTILE, PLAIN, SEES, WEIRD, seen_by_program, write_program
 
 
 def prepared(
@@ -57,14 +57,12 @@ def emitted(root: Path, *args: str, **changes: Any) -> str:
 def with_mpirun(tmp_path: Path) -> Path:
     """A node's root with an mpirun that starts two ranks here."""
     root = tmp_path / "root"
-    (root / "bin").mkdir(parents=True)
-    mpirun = root / "bin" / "mpirun"
-    mpirun.write_text(
-        '#!/bin/sh\nwhile [ "$1" != /bin/sh ]; do shift; done\n'
+    write_program(
+        root / "bin" / "mpirun",
+        'while [ "$1" != /bin/sh ]; do shift; done\n'
         "for r in 0 1; do OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r"
-        ' OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 "$@" || exit; done\n'
+        ' OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 "$@" || exit; done',
     )
-    mpirun.chmod(0o755)
     (root / "bin" / "free-port").write_text("echo 29000\n")
     return root
 
@@ -77,10 +75,8 @@ def test_an_emitted_script_runs_without_us(argument: str, tmp_path: Path) -> Non
     nothing else: an argument with a newline must not become a line of the script."""
     root = with_mpirun(tmp_path)
     folder = tmp_path / "my program"
-    folder.mkdir()
-    show = '#!/bin/sh\nprintf "%s\\n" "$RANK/$WORLD_SIZE" "$MINE" "$TOKEN" "$@"\n'
-    (folder / "program").write_text(show)
-    (folder / "program").chmod(0o755)
+    show = 'printf "%s\\n" "$RANK/$WORLD_SIZE" "$MINE" "$TOKEN" "$@"'
+    write_program(folder / "program", show)
     text = emitted(root, argument, secrets={"TOKEN": "hunter2"})
     assert "hunter2" not in text
     script = tmp_path / "script.sh"
@@ -200,8 +196,7 @@ def test_ssh_between_nodes_brings_its_own_path(tag: str, tmp_path: Path) -> None
     """Open MPI 4's daemons start ssh by name, also in a script of `--emit sh`, which has no tag."""
     root = tmp_path / "root"
     (root / "ssh").mkdir(parents=True)
-    (tmp_path / "ssh").write_text('#!/bin/sh\nprintf "%s" "$4"\n')
-    (tmp_path / "ssh").chmod(0o755)
+    write_program(tmp_path / "ssh", 'printf "%s" "$4"')
     where = node("worker-1", root="/far/root", mpi_prefix="/far/mpi")
     script = place_ssh(root, where)
     done = subprocess.run(
@@ -219,11 +214,8 @@ def test_ssh_between_nodes_brings_its_own_path(tag: str, tmp_path: Path) -> None
 def test_start_files_of_a_node_name_no_job_to_its_ranks(tmp_path: Path) -> None:
     names = "SLURM_PROCID SLURM_JOB_ID PBS_NODENUM PMI_RANK JOB_ID SLURM_CONF OMPI_MCA_pml MINE"
     (tmp_path / "ssh").mkdir()
-    (tmp_path / "bin").mkdir()
-    login = tmp_path / "bin" / "ssh"
     exports = " ".join(f"{name}=old" for name in names.split())
-    login.write_text(f'#!/bin/sh\nexport {exports}\nexec sh -c "$4"\n')
-    login.chmod(0o755)
+    login = write_program(tmp_path / "bin" / "ssh", f'export {exports}\nexec sh -c "$4"')
     script = place_ssh(tmp_path, node("worker-1"))
     done = subprocess.run(
         ["/bin/sh", script, "worker-1", "PMI_RANK=1; export PMI_RANK; env"],

@@ -56,6 +56,7 @@ from clusterctl.options.kinds import Option, Verb
 from clusterctl.options.verbs import VERBS, find_limit
 from tests.unit.calling import Call, Said, state
 from tests.unit.making import cluster, job, node, spec
+from tests.unit.scripts import write_program
 
 
 def options(verb: str) -> dict[str, Option[Any]]:
@@ -258,10 +259,7 @@ def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[s
         Path(name).write_text("MINE=2\n")
     Path("requirements.txt").write_text("six\n")
     Path("more").mkdir()
-    fake = folder / "bin" / "docker"
-    fake.parent.mkdir()
-    fake.write_text("#!/bin/sh\necho 27.0\n")
-    fake.chmod(0o755)
+    fake = write_program(folder / "bin" / "docker", "echo 27.0")
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     monkeypatch.setitem(providers.PROVIDERS, "ec2", f"{__name__}:Planned")
     monkeypatch.setenv("AWS_REGION", "us-east-1")

@@ -19,6 +19,7 @@ import pytest
 
 from clusterctl.core.model import NodeFacts, Python
 from clusterctl.machines import facts
+from tests.unit.scripts import write_program
 from tests.unit.tables import read_rows
 
 CASES = sorted((Path(__file__).resolve().parents[1] / "cases" / "facts").glob("*.json"))
@@ -65,11 +66,7 @@ def ask(name: str, path: Path, *pythons: str, system: str = ":/usr/bin:/bin") ->
 
 
 def fake(folder: Path, name: str, text: str, code: int = 0) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    program = folder / name
-    program.write_text(f"#!/bin/sh\ncat <<'SAID'\n{text}\nSAID\nexit {code}\n")
-    program.chmod(0o755)
-    return program
+    return write_program(folder / name, f"cat <<'SAID'\n{text}\nSAID\nexit {code}")
 
 
 HYDRA = """\
@@ -152,10 +149,9 @@ def test_packages_are_found_however_they_were_installed(tmp_path: Path) -> None:
     (tmp_path / "site/broken-1.dist-info").mkdir()
     (tmp_path / "site/odd-1.dist-info").mkdir()
     (tmp_path / "site/odd-1.dist-info/METADATA").write_bytes(b"\xff\n")
-    python = tmp_path / "python"
     path = f"{tmp_path}/site:{tmp_path}/site/an.egg:{tmp_path}/nothing"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
+    exec = f'PYTHONPATH={path} exec {sys.executable} -S "$@"'
+    python = write_program(tmp_path / "python", exec)
     found = ask_python(str(python))
     assert found.installed == "an==3 by-pip==1.0 linked==2.0+cpu pyyaml==5.3"
 
@@ -174,10 +170,8 @@ def test_of_two_versions_that_is_told_which_is_imported(tmp_path: Path) -> None:
         info = tmp_path / folder / f"Odd_Name-{version}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Name: Odd_Name\nVersion: {version}\n")
-    python = tmp_path / "python"
-    path = f"{tmp_path}/first:{tmp_path}/second"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    exec = f'PYTHONPATH={tmp_path}/first:{tmp_path}/second exec {sys.executable} "$@"'
+    python = write_program(tmp_path / "python", exec)
     found = ask_python(str(python))
     assert "odd-name==2.0" in found.installed.split()
     assert f"numpy=={found.packages['numpy']}" in found.installed.split()

@@ -1,4 +1,4 @@
-"""Files that name machines, in the two ways that people write them."""
+"""Files that name machines, in the two ways that people write them, and ranks bound to cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from clusterctl.core.model import Node
 from clusterctl.errors import UsageError
-from clusterctl.launch.hostfile import parse_hosts
+from clusterctl.launch.hostfile import choose_binding, parse_hosts
+from tests.unit.making import cluster, node, request, spec
 from tests.unit.tables import read_rows, rows
 
 
@@ -60,3 +61,19 @@ def test_a_bad_line_is_named(case: dict[str, Any]) -> None:
     told = f"{caught.value.message} {caught.value.hint}"
     assert all(word in told for word in case["words"]), told
     assert caught.value.hint
+
+
+def cores(counts: dict[str, Any], *, physical: tuple[int, int] = (8, 8), **changes: Any) -> int:
+    boots = changes.pop("boots", ("a", "b"))
+    nodes = [
+        node(f"worker-{index}", f"10.0.0.{index}", slots=8, boot_id=boot, physical_cores=number)
+        for index, (boot, number) in enumerate(zip(boots, physical, strict=True), 1)
+    ]
+    found = choose_binding(request(cluster(*nodes, **changes), spec(**counts)))
+    assert found.why
+    return found.cores
+
+
+@rows("wanted, where, bound", "binding.cores_per_rank")
+def test_cores_per_rank(wanted: dict[str, Any], where: dict[str, Any], bound: int) -> None:
+    assert cores(wanted, **where) == bound

@@ -40,6 +40,7 @@ from clusterctl.machines.local.provider import LocalProvider
 from tests.unit.calling import Call
 from tests.unit.making import node
 from tests.unit.provided import NothingLeft, provide
+from tests.unit.scripts import write_program
 from tests.unit.staged import Staged, lab
 from tests.unit.tables import rows
 
@@ -58,7 +59,6 @@ class Machine:
         self.restart()
         (self.root / "jobs").mkdir(parents=True)
         (self.root / "idle").mkdir()
-        (self.root / "bin").mkdir()
         self.proc.mkdir()
         self.says("exit 255")
 
@@ -68,9 +68,7 @@ class Machine:
 
     def says(self, script: str) -> None:
         """What an SSH session to a worker does: $1 is its name, $2 the command line."""
-        path = self.root / "bin" / "clusterctl-ssh"
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        write_program(self.root / "bin" / "clusterctl-ssh", script)
 
     def process(
         self,
@@ -410,9 +408,7 @@ def save(site: Staged, *names: str) -> list[str]:
 
 def session(site: Staged, script: str) -> None:
     """What a session to a worker does from now on."""
-    agent = Path(site.where.launcher.root) / "bin" / "clusterctl-ssh"
-    agent.write_text(f"#!/bin/sh\n{script}\n")
-    agent.chmod(0o755)
+    write_program(Path(site.where.launcher.root) / "bin" / "clusterctl-ssh", script)
 
 
 def fetch(site: Staged, target: Path) -> Fetched:

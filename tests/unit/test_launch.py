@@ -37,6 +37,7 @@ from tests.unit.launch_cases import (
     text,
 )
 from tests.unit.making import cluster, node, program, request, spec
+from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
 
@@ -106,9 +107,7 @@ def test_only_late_variables_are_left_to_the_shell(path: Path, tmp_path: Path) -
     """What the launcher's shell makes of the command is the argv that was planned."""
     request = build(read(path.stem)["given"])
     plan = launch_launcher.plan_launch(request.spec.launcher, request)
-    show = tmp_path / "show"
-    show.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
-    show.chmod(0o755)
+    show = write_program(tmp_path / "show", 'printf "%s\\0" "$@"')
     done = subprocess.run(
         ["/bin/sh", "-c", render_command_line((str(show), *plan.argv[1:]))],
         capture_output=True,

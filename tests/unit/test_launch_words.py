@@ -17,6 +17,7 @@ from clusterctl.launch.hostfile import drop_unknown_hosts, place
 from clusterctl.project.words import Asked, fill, translate
 from tests.unit.calling import Call
 from tests.unit.making import cluster, node, spec
+from tests.unit.scripts import write_program
 from tests.unit.tables import read_rows, rows
 
 PER_NODE = {"ranks_per_node": 2}
@@ -255,9 +256,7 @@ RUNNER = "python -m deepspeed.launcher.runner"
 def test_a_script_that_starts_a_launcher_on_each_rank(
     words: list[str], text: str, launcher: str, call: Call, lab: None
 ) -> None:
-    path = Path("train.sh")
-    path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}")
-    path.chmod(0o755)
+    write_program(Path("train.sh"), text)
     note = f"train.sh starts {launcher} itself, on each of 2 ranks"
     assert (note in call("run", "--dry-run", *words).out) == bool(launcher)
     assert "itself, on each" not in call("run", "--dry-run", "--once", *words).out
