@@ -245,6 +245,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     secrets: Mapping[str, str]
     packages: Packages | None = None
     """Those that are installed for it; a rerun finds them in the state home."""
+    command: str = ""
+    """What one of them, or the nodes, have to bring."""
     projects: tuple[own_project.Project, ...] = ()
     """Those of its tree, for a program that gets packages: some may have to be built."""
     typed: tuple[str, ...] = ()
@@ -439,6 +441,7 @@ def prepare(
         tree=own_project.equip_own_project(tree, projects),
         secrets=secrets,
         packages=packages,
+        command=command,
         projects=tuple(projects) if builds else (),
     )
 
@@ -603,6 +606,8 @@ def _ship(
             job = replace(job, spec=spec, stage=stage)
             store.save_job(job)
             files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
+        if prepared.command and prepared.packages and not job.spec.setup:  # which may bring it
+            project_packages.check_command(prepared.command, prepared.packages, where[0], pool)
         staging = True
         put = partial(
             jobs_submit.put,

@@ -54,7 +54,7 @@ from clusterctl.project.own_project import (
     make_plain_name,
     run_uv,
 )
-from clusterctl.project.program import Resolved
+from clusterctl.project.program import Resolved, find_closest
 from clusterctl.project.words import find_shell_text
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import Home, find_home
@@ -317,6 +317,22 @@ def _ask_for_environment(node: Node, digest: str) -> str:
         return question
     there = f"command -v {python} >/dev/null || exit {NO_PYTHON}"
     return node.enter(f"{_PATH} {there}; {question}")
+
+
+def check_command(word: str, packages: Packages, node: Node, pool: Pool) -> None:
+    """Raises UsageError where neither the job's environment nor the node has such a command."""
+    folder, word = f"{locate_packages(node, packages.digest)}/bin", quote(word)
+    question = f"ls {quote(folder)} && PATH={quote(folder)}:$PATH && command -v {word} >/dev/null"
+    (result,) = pool.run({node.name: run_inside(node, question)}, timeout=ASK_TIMEOUT)
+    if result.exit_code is None:
+        raise make_error("installing packages", result)
+    if not result.ok:
+        close = find_closest(Path(word), result.text.split())
+        other = f"for a command that only nodes of the job have: clusterctl run -- {word}"
+        raise UsageError(
+            f"no script named {word}, and no package of {packages.source} has such a command",
+            hint=f"did you mean {close}?" if close else other,
+        )
 
 
 def _install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:

@@ -97,8 +97,7 @@ def resolve_program(script: str, args: tuple[str, ...], search: Search = ANYWHER
     if _is_module(script):
         return resolve_module(script, args, search)
     if not search.sources and _may_be_installed(script):
-        found = resolve_command((script, *args), search)
-        return replace(found, installed=True, program=replace(found.program, interpreter=script))
+        return replace(resolve_command((script, *args), search), installed=True)
     script, notes = _find_by_name(script)
     path, bundled = _find(script)
     if bundled and search.chosen is None:

@@ -737,7 +737,7 @@ def judge_answers(program: Program, lacking: Sequence[str], *, certain: bool) ->
     )
     if is_command:
         message = f"{program.target} does not exist on {where}, or cannot be run there"
-        hint = "name the package that has it, or give the path that it has on the nodes"
+        hint = "install it on the nodes, or give the path that it has there"
     if PurePath(program.interpreter).name.startswith(PYTHONS[0]):
         words = join(program.args) if is_command else program.target
         hint = f"run it with the nodes' Python: clusterctl run python {words}"

@@ -41,7 +41,9 @@ def test_a_script_finds_commands_and_code_of_packages_and_of_its_project(
     code.write_text(code.read_text().replace("old", "new"))
     assert cli("run", "--once", "mine-x").of(0) == ["new"]
     assert cli("run", "--once", "demo-version").of(0) == ["2.0"]
-    assert "demo-versoin does not exist on worker-" in cli("run", "demo-versoin", code=6).err
+    err = cli("run", "demo-versoin", code=2).err
+    assert "no script named demo-versoin" in err
+    assert "did you mean demo-version?" in err
 
 
 def test_setup_runs_once_for_its_lines_and_tree(cli: Cli) -> None:
