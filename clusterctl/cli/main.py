@@ -513,7 +513,8 @@ def _run(arguments: list[str]) -> int:
             arguments = ["run", *words]
         given, instead = batch_systems.find_misread(words, run, system)
         if given:
-            raise UsageError(f"{given} is no option of `run`", hint=instead)
+            unset = given.endswith(batch_systems.NOT_SET)
+            raise UsageError(f"{given}{'' if unset else ' is no option of `run`'}", hint=instead)
     command = make_command()
     if _completes():
         command.main(args=arguments, prog_name="clusterctl")

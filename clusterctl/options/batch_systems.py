@@ -105,6 +105,7 @@ def _is_name_before(word: str, script: str) -> bool:
     return bool(starts) and script.endswith(".sh") and os.path.isfile(script)
 
 
+NOT_SET = "the variable is not set here"
 MODULE = "-m"
 """What follows its value is the module's own."""
 
@@ -178,6 +179,10 @@ def find_misread(words: Sequence[str], run: type[Verb], system: str = "") -> tup
             pattern, instead = row.misread.get(word, ("", ""))
             if word == "-e" and os.path.isfile(script) and value not in os.environ:
                 pattern = "[^=]+"  # no variable
+                if value.isidentifier():
+                    theirs = f"; {row.emits}'s own -e: {_name_argument(row, given)}"
+                    hint = f"-e {value}=VALUE{theirs if system else ''}"
+                    return f"{given}: {NOT_SET}", hint
             if pattern and re.fullmatch(pattern, value) and not ours:
                 return given, f"{instead} {value}" if instead else _name_argument(row, given)
             if named and word in row.named:

@@ -323,7 +323,7 @@ def check_command(word: str, packages: Packages, node: Node, pool: Pool) -> None
     """Raises UsageError where neither the job's environment nor the node has such a command."""
     folder, word = f"{locate_packages(node, packages.digest)}/bin", quote(word)
     question = f"ls {quote(folder)} && PATH={quote(folder)}:$PATH && command -v {word} >/dev/null"
-    (result,) = pool.run({node.name: run_inside(node, question)}, timeout=ASK_TIMEOUT)
+    (result,) = pool.run({node.name: node.enter(question)}, timeout=ASK_TIMEOUT)
     if result.exit_code is None:
         raise make_error("installing packages", result)
     if not result.ok:
