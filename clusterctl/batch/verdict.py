@@ -369,12 +369,9 @@ def _judge_state(job: Job, last: Attempt) -> JobState:
     if last.dead:
         return JobState.LOST
     broken = last.told or (last.launcher_code != 0 and (last.events or last.hung))
-    well = last.launcher_code is not None and not broken and _count_well(last) >= len(job.processes)
-    return JobState.SUCCEEDED if well else JobState.FAILED
-
-
-def _count_well(last: Attempt) -> int:
-    return sum(code == 0 for _, code in last.exits.values())
+    well = sum(code == 0 for _, code in last.exits.values())
+    whole = last.launcher_code is not None and not broken and well >= len(job.processes)
+    return JobState.SUCCEEDED if whole else JobState.FAILED
 
 
 def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
@@ -442,13 +439,11 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         others = _name_ranks(job, sorted({*range(job.ranks)} - last.told))
         return f"a rank ended the others, as MPI_Abort(…, 0) does; not ended: {others} ({ended})"
     missing = [rank for rank in range(job.ranks) if rank not in last.exits]
-    if missing and last.exits and last.started >= job.ranks:
+    if missing and last.exits:
         return f"{_name_ranks(job, missing)} left no exit code: killed or lost ({ended})"
-    if missing and last.launcher_code:
+    if missing:
         return f"{ended}, and no rank left an exit code: it or the ranks were killed or lost"
-    if last.told or last.launcher_code:
-        return f"{ended} although no rank had failed"
-    return f"{ended}, but only {_count_well(last)} of {count(job.ranks, 'rank')} did"
+    return f"{ended} although no rank had failed"
 
 
 def _describe_cut_off(job: Job, last: Attempt) -> str:
