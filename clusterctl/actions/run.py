@@ -338,10 +338,8 @@ def _find_packages(
     wanted = project_packages.find_package_files(resolved, given, python)
     projects = own_project.find_own_project(resolved.program, resolved.tree, (), given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
-    if installed and (
-        wanted is None
-        or (programs.find_similar(word) and not project_packages.is_named(wanted, word))
-    ):
+    mistake = Path(word).is_dir() or programs.find_similar(word)
+    if installed and (wanted is None or (mistake and not project_packages.is_named(wanted, word))):
         raise programs.make_missing_error(word)
     return wanted, projects, word if installed else ""
 

@@ -125,8 +125,6 @@ LARGEST = 1 << 20
 
 _ENTRY = re.compile(r"\s*([\w.]+)\s*:\s*([\w.]+)\s*(?:\[.*\])?\s*")
 _COMMAND = re.compile(r"[\w.-]+")
-_SCRIPTS = re.compile(r"\bscripts\s*=\s*[\[(]([^\])]*)")
-"""What a setup.py calls its commands that are files."""
 
 _REQUIRES = "Requires-Dist"
 _ASKS_GIT = re.compile(r"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
@@ -206,23 +204,14 @@ def find_file(folder: Path) -> str:
 
 
 def list_commands(folder: Path) -> list[str]:
-    """The commands that the project in that folder declares, and the files that its setup.py
-    installs as commands."""
-    file = folder / OWN_PROJECT
-    named = [name for name, _, _ in _list_scripts(_read_own_project(file))]
-    with suppress(UsageError, OSError, AttributeError, KeyError, TypeError):
-        named += read_toml(file)["tool"]["poetry"]["scripts"]
-    for given in _SCRIPTS.findall(_read_text(folder / "setup.py")):
-        paths = re.findall(r"""["']([\w./-]+)["']""", given)
-        named += [os.path.basename(path) for path in paths if (folder / path).is_file()]
-    return named
+    """The commands that the pyproject.toml of that folder declares; a build may make more."""
+    return [name for name, _, _ in _list_scripts(_read_own_project(folder / OWN_PROJECT))]
 
 
-def is_command(word: str, here: Path) -> bool:
-    """Whether the project around the folder `here` declares a command of that name."""
-    places = (here, *here.parents)
-    folder = next((place for place in places if find_file(place)), None)
-    return folder is not None and word in list_commands(folder)
+def is_command(program: Program, tree: project_tree.Tree) -> bool:
+    """Whether the program is a command of the project around it, as its build says."""
+    folder = find_folder(program, tree.root)
+    return folder is not None and program.target in build_own_project(tree, folder).commands
 
 
 def find_own_project(

@@ -723,9 +723,8 @@ def find_script(resolved: Resolved) -> Path | None:
         found = (w for w in words if w in PYTHONS or tree.has(os.path.join(program.folder, w)))
         word = next(found, "")
         return place / word if word else None
-    if resolved.installed:
-        return place / program.target
-    if program.kind is ProgramKind.COMMAND and own_project.is_command(program.target, place):
+    is_command = program.kind is ProgramKind.COMMAND
+    if resolved.installed or (is_command and own_project.is_command(program, tree)):
         return place / program.target
     return None
 

@@ -88,12 +88,8 @@ def resolve_program(script: str, args: tuple[str, ...], search: Search = ANYWHER
     current folder, as the queue's own command starts it."""
     if search.made_there and "/" in script and not Path(script).exists():
         return resolve_command((script, *args), search)
-    starts = bool(args) and script in (*PYTHONS, *SHELLS)
-    makes = not starts and own_project.is_command(script, Path.cwd())
-    if (starts or makes) and not Path(script).is_file():
-        found = resolve_command((script, *args), search)
-        if starts or own_project.find_folder(found.program, found.tree.root):
-            return found
+    if args and script in (*PYTHONS, *SHELLS) and not Path(script).is_file():
+        return resolve_command((script, *args), search)
     if _is_module(script):
         return resolve_module(script, args, search)
     if not search.sources and _may_be_installed(script):
@@ -174,18 +170,21 @@ def _list_module_files(module: str) -> list[Path]:
 
 
 def _may_be_installed(script: str) -> bool:
-    """Whether the packages of a job may have a command of that name: nothing here has it."""
+    """Whether the job's packages may have a command of that name: no program here has it. There may
+    be a folder of that name, of a package with a command."""
     return (
         bool(_COMMAND.fullmatch(script))
         and script not in (*PYTHONS, *SHELLS)
         and Path(script).suffix not in (".py", ".sh", *LANGUAGES)
-        and not os.path.lexists(script)
+        and (os.path.isdir(script) or not os.path.lexists(script))
         and not project_tree.find_bundled(script)
     )
 
 
 def make_missing_error(script: str) -> UsageError:
     """No file here, no program of ours and no command that is known has that name."""
+    if os.path.isdir(script):
+        return UsageError(f"{script} is a folder", hint="name the script in it")
     shown = script if len(script) < 100 else f"{script[:97]}…"
     return UsageError(f"no script named {shown!r}", hint=_suggest(script))
 
@@ -196,12 +195,7 @@ def _find(script: str) -> tuple[Path, bool]:
     shown = script if len(script) < 100 else f"{script[:97]}…"
     if not script or "\0" in script:
         raise UsageError(f"{shown!r} is not a path", hint="clusterctl run SCRIPT [ARGS...]")
-    try:
-        folder, found = path.is_dir(), path.is_file()
-    except OSError:  # a name that no file can have
-        folder = found = False
-    if folder:
-        raise UsageError(f"{script} is a folder", hint="name the script in it")
+    found = os.path.isfile(script)  # False, too, for a name that no file can have
     bundled = None if found else project_tree.find_bundled(script)
     if not found and bundled is None:
         raise make_missing_error(script)

@@ -14,7 +14,7 @@ from clusterctl.core.job import ProgramKind
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
 from clusterctl.project.packages import find_script
-from clusterctl.project.program import Resolved, resolve_program
+from clusterctl.project.program import Resolved, resolve_command, resolve_program
 from tests.unit.calling import Call
 from tests.unit.packaged import find_projects, make_project
 from tests.unit.tables import rows
@@ -85,20 +85,6 @@ def test_a_program_finds_the_version_of_its_project(here: Path, tmp_path: Path) 
     assert run(tmp_path, sys.executable, "-c", ask).stdout == "0+unknown\n"
 
 
-def test_a_file_that_setup_py_installs_is_a_command_beside_a_folder_of_its_name(
-    here: Path,
-) -> None:
-    """It gets the packages of the project."""
-    for name in ("bin/words", "words/__init__.py"):
-        (here / name).parent.mkdir()
-        (here / name).write_text("#!/usr/bin/env python3\n")
-    Path("setup.py").write_text("setup(name='words', scripts=['bin/words', 'bin/gone'])\n")
-    found = resolve_program("words", ("1",))
-    assert (found.program.kind, found.program.target) == (ProgramKind.COMMAND, "words")
-    assert find_script(found) is not None
-    assert not own_project.is_command("gone", here)
-
-
 @rows("text", "own_project.a_file_without_a_project_describes_none")
 def test_a_file_without_a_project_describes_none(text: str, here: Path) -> None:
     Path("pyproject.toml").write_text(text)
@@ -113,7 +99,7 @@ def test_names_that_are_no_commands_make_none(here: Path, tmp_path: Path) -> Non
     found = resolve_program("train.py", ())
     files = [name for name, _, _ in equip(found).own]
     assert all(name.startswith("my_project-1.4.dist-info/") for name in files)
-    assert not own_project.is_command("odd", here)
+    assert not own_project.is_command(resolve_command(("odd",)).program, found.tree)
 
 
 def test_the_projects_own_packages_can_be_imported(here: Path) -> None:
@@ -156,6 +142,16 @@ def built(here: Path, need: Callable[..., None]) -> Path:
     return here
 
 
+def test_what_a_build_installs_is_a_command_beside_a_folder_of_its_name(built: Path) -> None:
+    """It gets the packages of the project."""
+    (built / "mine-x").mkdir()
+    for found in (resolve_program("mine-x", ("1",)), resolve_command(("mine-x", "1"))):
+        assert (found.program.kind, found.program.target) == (ProgramKind.COMMAND, "mine-x")
+        assert own_project.is_command(found.program, found.tree)
+        assert find_script(found) is not None
+    assert find_script(resolve_command(("gone", "1"))) is None
+
+
 def test_a_project_is_found_as_its_build_would_install_it(built: Path) -> None:
     """Code is that of the tree, which the next job sees as it is then."""
     found = resolve_program("train.py", ())
@@ -195,10 +191,3 @@ def test_a_project_that_cannot_be_built_is_used_as_it_lies_there(
     said = call("run", "--dry-run", "train.py")
     assert "cannot be built, so its packages are looked for only in src: " in said.out
     assert "no compiler" in said.out
-
-
-def test_commands_of_a_poetry_project(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.poetry.scripts]\ntrain = "poet:main"\n')
-    assert own_project.list_commands(tmp_path) == ["train"]
-    (tmp_path / "pyproject.toml").write_text("[tool]\npoetry = 1\n")
-    assert own_project.list_commands(tmp_path) == []

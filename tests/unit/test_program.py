@@ -165,7 +165,7 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "words", "hint"),
     [
-        ("pkg", ["is a folder"], "script"),
+        ("pkg/", ["is a folder"], "script"),
         (".", ["is a folder"], "script"),
         ("nope.py", ["no script", "nope.py"], "bundled"),
         ("multinode_ddp_mpy.py", ["no script"], "did you mean the bundled multinode_ddp_mpi.py"),
