@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,14 +51,13 @@ class Site:
     def copy(self, node: str, name: str) -> Path:
         return self.home / "out" / node / name
 
-    def follow(
+    @contextmanager
+    def open(
         self,
         pool: type[Pool] = Pool,
         report: Reporter = lambda text: None,
         find_dead: FindDead | None = None,
-        **options: object,
-    ) -> tuple[Follower, list[Piece]]:
-        """All that comes; raises what the follower raises."""
+    ) -> Iterator[Follower]:
         with (
             pool(self.cluster.nodes, identity=None, known_hosts=self.home / "none") as nodes,
             Interrupts() as interrupts,
@@ -65,11 +66,19 @@ class Site:
                 find_dead,
             ) as follower,
         ):
-            return follower, [
-                piece
-                for pieces in follower.read_batches(**options)  # type: ignore[arg-type]
-                for piece in pieces
-            ]
+            yield follower
+
+    def follow(
+        self,
+        pool: type[Pool] = Pool,
+        report: Reporter = lambda text: None,
+        find_dead: FindDead | None = None,
+        **options: Any,
+    ) -> tuple[Follower, list[Piece]]:
+        """All that comes; raises what the follower raises."""
+        with self.open(pool, report, find_dead) as follower:
+            batches = follower.read_batches(**options)
+            return follower, [piece for pieces in batches for piece in pieces]
 
 
 def text(pieces: list[Piece], rank: int, stream: str = "stdout") -> bytes:

@@ -17,17 +17,17 @@ from clusterctl.core.model import (
     Node,
     NodeGroup,
     Phase,
-    Role,
     Runtime,
 )
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.ec2 import api, preflight, refusals, schedules, spec
 from clusterctl.machines.ec2 import host_keys as ec2_host_keys
 from clusterctl.machines.ec2 import network as ec2_network
-from clusterctl.machines.ec2.api import Api, Instance, InstanceType
+from clusterctl.machines.ec2.api import Api, Image, Instance, InstanceType
 from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.ec2.network import ZoneSubnets
 from clusterctl.machines.ec2.provider import Ec2Provider
+from clusterctl.machines.protocol import LAUNCHER
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering, instance
 from tests.unit.making import cluster, node
@@ -199,16 +199,7 @@ def test_several_network_cards_need_private_workers() -> None:
 
 
 def unreachable() -> Node:
-    return Node(
-        name="worker-1",
-        role=Role.WORKER,
-        address="127.0.0.1",
-        private_address="",
-        ssh_port=1,
-        job_port=1,
-        user="me",
-        root="/nowhere",
-    )
+    return node("worker-1", "127.0.0.1", private_address="", ssh_port=1, job_port=1)
 
 
 def test_who_waits_for_a_node_hears_which_one_and_why(
@@ -705,3 +696,73 @@ def test_a_tag_policy_that_refuses_a_value_is_named() -> None:
     assert "tag policy" in error.message
     assert "'team'" in error.message
     assert "--tag" in error.hint
+
+
+# -------------------------------------------------------------------------------------------------
+# --ami, before it costs money.
+
+
+class Pictured(Offering):
+    """A region with Ubuntu, and an image of somebody's."""
+
+    def __init__(self, **row: Any) -> None:
+        super().__init__("us-east-1")
+        self._row = row
+
+    def read_image(self, id: str) -> Image | None:
+        return Api.read_image(self, id)
+
+    def list_all(self, action: str, key: str, service: str = "ec2", /, **how: Any) -> list[Any]:
+        assert how == {"Filters": [{"Name": "image-id", "Values": ["ami-2"]}]}
+        return [{"ImageId": "ami-2", "Architecture": "x86_64", "Name": "", **self._row}]
+
+
+def look(**row: Any) -> preflight.Survey:
+    wish = wanted(NodeGroup(count=1, family="cpu"), ami="ami-2")
+    return preflight.survey(Pictured(**row), wish, None, print)
+
+
+@rows("row, system", "ec2_refusals.an_image_that_is_not_ubuntu_is_refused")
+def test_an_image_that_is_not_ubuntu_is_refused(row: dict[str, str], system: str) -> None:
+    """Nobody could log in as `ubuntu`, and the machines would be paid for until that is noticed."""
+    with pytest.raises(UsageError, match=f"--ami ami-2: it runs {system}") as caught:
+        look(**{"PlatformDetails": "Linux/UNIX", **row})
+    assert "Ubuntu" in caught.value.hint
+
+
+@pytest.mark.parametrize("ami", ["", "ami-2"])
+def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami: str) -> None:
+    """AWS shows none of those then, neither by name nor by id."""
+
+    class Allowing(Offering):
+        def find_image(self, owner: str, name: str) -> Image | None:
+            return Image(id="ami-1") if ami else None
+
+        def read_image(self, id: str) -> Image | None:
+            return None
+
+    wish = wanted(NodeGroup(count=1, family="cpu"), ami=ami)
+    with pytest.raises((ProviderError, UsageError), match="no machine image") as caught:
+        preflight.survey(Allowing("us-east-1"), wish, None, print)
+    assert "aws ec2 get-allowed-images-settings" in caught.value.hint
+
+
+@rows("row", "ec2_refusals.one_that_may_be_is_taken")
+def test_one_that_may_be_is_taken(row: dict[str, str]) -> None:
+    found = look(**{"PlatformDetails": "Linux/UNIX", "OwnerId": "210987654321", **row})
+    assert "ami-2" in {image.id for image in found.amis.values()}
+
+
+def test_the_launcher_has_no_other_image_than_ubuntu() -> None:
+    """Whatever --ami."""
+
+    class Without(Offering):
+        def find_image(self, owner: str, name: str) -> Image | None:
+            return None
+
+    launcher = spec.PlannedMachine(name=LAUNCHER, instance_type="t3.micro", image=LAUNCHER, disk=30)
+    wish = wanted(NodeGroup(count=1, family="cpu"), ami="ami-2")
+    with pytest.raises(ProviderError, match="of 099720109477 is in eu-west-1") as no:
+        preflight.choose_image(Without("eu-west-1"), wish, [launcher])
+    assert no.value.hint.startswith("choose another --region; images")
+    assert "--ami" not in no.value.hint

@@ -289,16 +289,6 @@ def test_the_end_of_a_console_is_plain_text() -> None:
     assert list_last_lines("\n\x1b[0m\n") == ()
 
 
-def test_another_day_all_zones_are_tried_again(tmp_path: Path) -> None:
-    memory = ProviderState(id="lab-1", region="us-east-1", spot=True)
-    with pytest.raises(CapacityError):
-        attempts(tmp_path, set(), memory, spot=True, spot_fallback=True)
-    kept = spec.load_state(tmp_path)
-    assert kept
-    tried = attempts(tmp_path, {("us-east-1a", True)}, kept, spot=True, spot_fallback=True)
-    assert tried == [("us-east-1a", True)]
-
-
 def test_terraform_may_remove_what_is_surplus_and_what_never_was_a_node(tmp_path: Path) -> None:
     """One worker is wanted: the second's removal was agreed to before."""
     memory = ProviderState(id="lab-1", region="us-east-1")

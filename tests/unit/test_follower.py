@@ -17,7 +17,6 @@ from clusterctl.actions.common import Connected, open_store
 from clusterctl.actions.jobs import save_logs
 from clusterctl.core.job import JobState
 from clusterctl.errors import UsageError
-from clusterctl.jobs.follow import Follower, Interrupts
 from clusterctl.jobs.records import is_complete, read_stored
 from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
@@ -79,11 +78,7 @@ def test_a_rank_that_writes_all_the_time_is_not_asked_all_the_time(
     append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
     until = time.monotonic() + 2
     looks = 0
-    with (
-        Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as nodes,
-        Interrupts() as interrupts,
-        Follower(site.job, site.cluster, nodes, site.home, interrupts) as follower,
-    ):
+    with site.open() as follower:
         for pieces in follower.read_batches():
             looks += bool(pieces)
             if time.monotonic() > until:
@@ -198,11 +193,7 @@ def test_a_full_disk_here_is_no_lost_node(site: Site) -> None:
 def test_a_file_that_is_cut_off_meanwhile(site: Site) -> None:
     path = site.write("worker-1", "rank-0.out", bytes(9_000_000))
     site.state(ENDED)
-    with (
-        Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool,
-        Interrupts() as interrupts,
-        Follower(site.job, site.cluster, pool, site.home, interrupts) as follower,
-    ):
+    with site.open() as follower:
         for pieces in follower.read_batches():
             if pieces:
                 path.write_bytes(b"")
@@ -218,11 +209,7 @@ def test_memory_does_not_grow_with_a_log(site: Site) -> None:
     size = 0
     tracemalloc.start()
     try:
-        with (
-            Pool(site.cluster.nodes, identity=None, known_hosts=site.home / "none") as pool,
-            Interrupts() as interrupts,
-            Follower(site.job, site.cluster, pool, site.home, interrupts) as follower,
-        ):
+        with site.open() as follower:
             for pieces in follower.read_batches():
                 size += sum(len(piece.data) for piece in pieces)
         for pieces in read_stored(site.home):

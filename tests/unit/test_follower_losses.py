@@ -150,30 +150,14 @@ class Mute(LocalChannel):
 
 
 class Hanging(LocalTransport):
-    def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
-        return Mute(command)
-
-
-class Silent(LocalTransport):
-    """A node that works, and whose first connection never hears anything again."""
-
-    old: ClassVar[list[None]] = []
     closed: ClassVar[list[str]] = []
 
     def open(self, command: str, *, timeout: float = 30.0) -> LocalChannel:
-        if self.old:
-            self.old.pop()
-            return Deaf(command)
-        return super().open(command, timeout=timeout)
+        return Mute(command)
 
     def close(self) -> None:
         self.closed.append(self.node.name)
-
-
-class Deaf(LocalChannel):
-    def receive(self, timeout: float) -> bytes:
-        time.sleep(timeout)
-        raise TimeoutError("no answer")
+        super().close()
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,17 +195,18 @@ def test_a_node_that_falls_silent_and_cannot_be_reached_is_told_soon(
     monkeypatch.setattr(follow, "PAUSE", 0.05)
     monkeypatch.setattr(Mute, "silence", [None] * 6)
     site.write("worker-2", "rank-1.out", b"after the outage\n")
-    gone = NodeResult(node="", error="no route to it")
+    answers = {"worker-2": NodeResult(node="", error="no route to it")}
     told: list[str] = []
 
     def pass_on(line: str) -> None:
         told.append(line)
         if line.startswith("no answer"):
             Mute.silence.clear()
+            answers.clear()  # it may be slow from now on
         if line.startswith("reconnected"):
             site.state(ENDED)
 
-    follower, pieces = site.follow(probing({"worker-2": gone}), report=pass_on)
+    follower, pieces = site.follow(probing(answers), report=pass_on)
     assert "no answer from worker-2, showing what came before: no route to it" in told
     assert text(pieces, 1) == b"after the outage\n"
     assert not follower.lost
@@ -255,14 +240,17 @@ def test_a_connection_that_hears_nothing_any_more_is_made_again(
 ) -> None:
     """This machine has got another address."""
     freeze(monkeypatch)
-    monkeypatch.setattr(Silent, "old", [None])
-    monkeypatch.setattr(Silent, "closed", [])
+    monkeypatch.setattr(Mute, "silence", [None] * 1000)
+    monkeypatch.setattr(Hanging, "closed", [])
     site.write("worker-2", "rank-1.out", b"all of it\n")
     site.state(ENDED)
-    told: list[str] = []
-    follower, pieces = site.follow(without("worker-2", Silent), report=told.append)
-    assert told[-1].startswith("reconnected to worker-2")
-    assert Silent.closed[:1] == ["worker-2"]  # all else on that connection would hear nothing, too
+
+    def pass_on(line: str) -> None:
+        if line.startswith("reconnected to worker-2"):
+            Mute.silence.clear()
+
+    follower, pieces = site.follow(without("worker-2", Hanging), report=pass_on)
+    assert Hanging.closed[:1] == ["worker-2"]  # all else on that connection would hear nothing, too
     assert text(pieces, 1) == b"all of it\n"
     assert not follower.lost
 

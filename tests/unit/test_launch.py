@@ -10,19 +10,16 @@ read the difference.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from clusterctl.batch.direct import render_command_line
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import JobSpec, ProgramKind
-from clusterctl.core.model import Accelerator, Cluster, Python, Role
+from clusterctl.core.model import Cluster, Python, Role
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch import launcher as launch_launcher
 from clusterctl.launch.launcher import LaunchPlan
@@ -37,7 +34,6 @@ from tests.unit.launch_cases import (
     text,
 )
 from tests.unit.making import cluster, node, program, request, spec
-from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
 
@@ -100,39 +96,6 @@ def test_everything_has_its_reason(path: Path) -> None:
         assert any(item.startswith(f"{name}=") for item in items), name
     for variables in plan.node_env.values():
         assert all(any(name in item for item in items) for name in variables)
-
-
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_only_late_variables_are_left_to_the_shell(path: Path, tmp_path: Path) -> None:
-    """What the launcher's shell makes of the command is the argv that was planned."""
-    request = build(read(path.stem)["given"])
-    plan = launch_launcher.plan_launch(request.spec.launcher, request)
-    show = write_program(tmp_path / "show", 'printf "%s\\0" "$@"')
-    done = subprocess.run(
-        ["/bin/sh", "-c", render_command_line((str(show), *plan.argv[1:]))],
-        capture_output=True,
-        env={"MASTER_PORT": "29123", "CLUSTERCTL_ATTEMPT": "2"},
-        check=True,
-    )
-    late = {"MASTER_PORT=$MASTER_PORT": "MASTER_PORT=29123"}
-    late["CLUSTERCTL_ATTEMPT=$CLUSTERCTL_ATTEMPT"] = "CLUSTERCTL_ATTEMPT=2"
-    seen = done.stdout.decode().split("\0")[:-1]
-    assert seen == [late.get(word, word) for word in plan.argv[1:]]
-
-
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_threads_fit_on_the_cores_that_a_rank_is_bound_to(path: Path) -> None:
-    """A rank bound to one core must not be told to start a thread for each of six."""
-    request = build(read(path.stem)["given"])
-    plan = launch_launcher.plan_launch(request.spec.launcher, request)
-    if plan.argv[plan.argv.index("--bind-to") + 1] == "none":
-        return
-    several = re.search(r"\bpe=(\d+)", " ".join(plan.argv), re.IGNORECASE)
-    bound = int(several[1]) if several else 1
-    for place in request.placement:
-        facts = request.cluster.node(place.node).facts
-        hardware = bound * facts.cores // facts.physical_cores
-        assert int(plan.env["OMP_NUM_THREADS"]) <= hardware, place.node
 
 
 def test_ranks_find_their_own_root(tmp_path: Path) -> None:
@@ -230,13 +193,6 @@ def test_waiting_ranks_yield_where_cores_are_shared(
     assert word in next(reason.why for reason in planned.reasons if reason.item == item)
 
 
-def test_what_the_user_sets_wins() -> None:
-    wanted = {"OMP_NUM_THREADS": "3", "MASTER_ADDR": "other", "MINE": "a 'b'\n$c"}
-    planned = plan(what=spec(env=wanted))
-    assert {name: planned.env[name] for name in wanted} == wanted
-    assert not any("MINE" in word for word in planned.argv)
-
-
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_ranks_find_the_shared_folder(launcher: str) -> None:
     name = "CLUSTERCTL_SHARED"
@@ -294,20 +250,3 @@ def test_nccl_across_vendors_is_refused() -> None:
     with pytest.raises(LaunchError, match="AMD and NVIDIA") as caught:
         launch_launcher.plan_launch("mpirun", build(what))
     assert "--backend mpi" in caught.value.hint
-
-
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_no_flag_that_some_open_mpi_does_not_know(path: Path) -> None:
-    """A component is named only where every node of the job was built with it, and the variables
-    for AMD appear only beside an AMD GPU."""
-    request = build(read(path.stem)["given"])
-    plan = launch_launcher.plan_launch(request.spec.launcher, request)
-    workers = [request.cluster.node(place.node) for place in request.placement]
-    given = dict(pairwise(plan.argv))
-    named = {f"{kind}:{given[kind]}" for kind in ("pml", "mtl") if kind in given}
-    if "coll_ucc_enable" in given:
-        named.add("coll:ucc")
-    for worker in workers:
-        assert named - {"pml:ob1"} <= set(worker.facts.mpi_components), worker.name
-    amd = any(item.facts.gpus and item.accelerator is Accelerator.AMD for item in workers)
-    assert "UCX_ROCM_COPY_D2H_THRESH" not in plan.env or amd
