@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from clusterctl.actions import access as actions_access
@@ -43,6 +42,7 @@ from clusterctl.launch.mpirun import find_common_mpi
 from clusterctl.machines import bootstrap, facts, providers
 from clusterctl.machines.attached import STATUS_TIMEOUT, BatchSite, load_site, make_key_mark
 from clusterctl.machines.bootstrap import REQUIRED, check_mesh
+from clusterctl.options.verbs import Attach
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
 from clusterctl.transport.pool import Pool
@@ -56,7 +56,9 @@ CONNECT_TIMEOUT = 20.0
 ASK_TIMEOUT = 120.0
 
 
-def prepare_record(store: Store, name: str, provider: str, count: int, identity: str) -> Cluster:
+def prepare_record(
+    store: Store, name: str, provider: str, count: int, identity: Path | None
+) -> Cluster:
     """The record to attach to: a new one, or the one that an earlier `attach` has made."""
     old = store.find(name)
     if old and old.spec.provider != provider:
@@ -65,15 +67,16 @@ def prepare_record(store: Store, name: str, provider: str, count: int, identity:
             hint=f"`clusterctl {old.end} {name}` first, or choose another name",
         )
     spec = ClusterSpec(name=name, provider=provider, groups=(NodeGroup(count=count),))
+    key = str(identity.absolute()) if identity else ""
     if old:
-        return replace(old, spec=spec, identity=identity)
+        return replace(old, spec=spec, identity=key)
     return Cluster(
         id=f"{name}-{secrets.token_hex(4)}",
         spec=spec,
         phase=Phase.CREATING,
         created=time.time(),
         mode="attached",
-        identity=identity,
+        identity=key,
     )
 
 
@@ -143,20 +146,8 @@ WANTED = {"mpirun": "openmpi-bin", "python3": "python3"}
 """Commands that most jobs take, with Debian's packages; a host may do without."""
 
 
-class Login(Struct, frozen=True, kw_only=True):
-    """How we get in. "": the key and the name that ssh_config and agent have, and a folder in the
-    home there; all nodes of a batch system have to see it."""
-
-    user: str = ""
-    identity: str = ""
-    workdir: str = ""
-
-
-def attach_hosts(
-    store: Store, name: str, file: Path, login: Login, sudo: bool, report: Reporter
-) -> Cluster:
+def attach_hosts(store: Store, name: str, file: Path, given: Attach, report: Reporter) -> Cluster:
     """Makes machines of the user's ready for jobs. Doing it again repairs, adds and removes.
-    `sudo` lets us install what is missing.
 
     Raises UsageError for the file, NodeUnreachable, BootstrapError with a reason per host.
     """
@@ -167,9 +158,9 @@ def attach_hosts(
         hint="name a file with one line per host: HOST [slots=N] [user=] [port=]",
         max_line=MAX_HOST_LINE,
     )
-    nodes = parse_hosts(text, str(file), login.user)
+    nodes = parse_hosts(text, str(file), given.user)
     with ClusterLock(store.home, name, "attach"):
-        before = prepare_record(store, name, "hosts", len(nodes), login.identity)
+        before = prepare_record(store, name, "hosts", len(nodes), given.identity)
         # Which keys the hosts may show is found out anew.
         cluster = replace(before, nodes=nodes, host_keys={})
         # A host that is no longer in the file may still run a job, and has files of ours.
@@ -182,7 +173,7 @@ def attach_hosts(
             )
 
         def prepare(pool: Pool) -> Cluster:
-            return _prepare_hosts(store, cluster, before.nodes, login.workdir, sudo, pool, report)
+            return _prepare_hosts(store, cluster, before.nodes, given, pool, report)
 
         cluster = _attach(store, cluster, prepare, report)
         store.add_event(name, "attached", nodes=len(nodes))
@@ -193,8 +184,7 @@ def _prepare_hosts(
     store: Store,
     cluster: Cluster,
     known: tuple[Node, ...],
-    workdir: str,
-    sudo: bool,
+    given: Attach,
     pool: Pool,
     report: Reporter,
 ) -> Cluster:
@@ -211,12 +201,12 @@ def _prepare_hosts(
         transport = pool.find_transport(node.name)
         assert isinstance(transport, SshTransport)
         host_keys[node.name] = transport.read_host_key()
-    found, wrong = _probe(cluster, workdir, sudo, pool, report)
+    found, wrong = _probe(cluster, given.workdir, given.bootstrap, pool, report)
     unfit = {result.node for result in wrong}
     found.update((node.name, node) for node in known if node.name in unfit)
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
-    hint = "" if sudo else "; --bootstrap installs packages with sudo"
+    hint = "" if given.bootstrap else "; --bootstrap installs packages with sudo"
     _require_all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
     try:
         if able := [node for node in cluster.nodes if node.facts.mpi]:
@@ -395,7 +385,7 @@ _NEEDED = {tool: REQUIRED[tool] for tool in ("flock", "tar", "stat", "awk")}
 
 
 def attach_site(
-    store: Store, name: str, system: str, host: str, login: Login, report: Reporter
+    store: Store, name: str, system: str, host: str, given: Attach, report: Reporter
 ) -> Cluster:
     """Makes a batch system known. Doing it again looks at it anew and keeps its jobs.
     Its commands are on `host`; "" is this machine.
@@ -406,7 +396,7 @@ def attach_site(
     check_name(name)
     site = load_site(system)
     with ClusterLock(store.home, name, "attach"):
-        cluster = prepare_record(store, name, system, 1, login.identity)
+        cluster = prepare_record(store, name, system, 1, given.identity)
         user, _, host = host.rpartition("@")
         node = Node(
             name="login",
@@ -415,14 +405,14 @@ def attach_site(
             private_address=host,
             ssh_port=0,
             job_port=0,
-            user=login.user or user,
+            user=given.user or user,
             root="",
         )
         planned = replace(cluster, nodes=(node,))
         cluster = _attach(
             store,
             planned,
-            lambda pool: _survey_site(planned, site, login.workdir, pool, report),
+            lambda pool: _survey_site(planned, site, given.workdir, pool, report),
             report,
         )
         store.add_event(name, "attached", system=system, version=cluster.site_info["version"])

@@ -31,6 +31,7 @@ from clusterctl.data.sources import Remote, Source
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError, make_local_error
 from clusterctl.jobs import submit
 from clusterctl.jobs.fetch import persist, render_paths
+from clusterctl.options.verbs import DataGet
 from clusterctl.project.contents import read_folder
 from clusterctl.state.store import Store
 from clusterctl.transport.diagnosis import Failure
@@ -90,19 +91,8 @@ class CopiedDataSet(Struct, frozen=True):
     pushed: tuple[str, ...]
 
 
-class GetOptions(Struct, frozen=True):
-    """`mirror`: "" for each data set's own. `cluster`: None for the only one, if there is one.
-    `name` and `sha256`: of what a URL names, "" for its own name, and for no check."""
-
-    mirror: str = ""
-    cluster: str | None = None
-    push: bool = True
-    name: str = ""
-    sha256: str = ""
-
-
 def get(
-    store: Store, name: str, options: GetOptions, progress: Progress, report: Reporter
+    store: Store, name: str, given: DataGet, progress: Progress, report: Reporter
 ) -> CopiedDataSet:
     """Downloads the data set of that name if it is not here, and copies it to the workers.
 
@@ -111,24 +101,24 @@ def get(
         ProviderError: The mirror fails, or a worker refuses.
         NodeUnreachable, RecordError: About the cluster.
     """
-    dataset, target = find_data(name), _choose_target(store, options)
+    dataset, target = find_data(name), _choose_target(store, given)
     root = store.home.make(locate_copies(store))
     if datasets.is_here(dataset, root):
         report(f"{name} is already on this machine")
     else:
-        download(dataset, root, options.mirror, progress, report)
-    if target is None and options.push:
+        download(dataset, root, given.mirror, progress, report)
+    if not (target or given.no_push):
         report(f"no cluster yet: `clusterctl data push {name}` copies it later")
     path = root / name
     got = copy(store, target, path, name, dataset.mark, report) if target else ()
     return CopiedDataSet(name, str(path), got)
 
 
-def _choose_target(store: Store, options: GetOptions) -> Cluster | None:
+def _choose_target(store: Store, given: DataGet) -> Cluster | None:
     """Where the data goes, if anywhere: a wrong name is an error before the download."""
-    if options.push and (options.cluster is not None or store.list_names()):
-        return require_ready(choose_cluster(store, options.cluster))
-    return None
+    if given.no_push or (given.cluster is None and not store.list_names()):
+        return None
+    return require_ready(choose_cluster(store, given.cluster))
 
 
 def download(
@@ -407,25 +397,25 @@ class UnreachableSource(ProviderError):
 
 
 def download_on_nodes(
-    store: Store, url: str, options: GetOptions, progress: Progress, report: Reporter
+    store: Store, url: str, given: DataGet, progress: Progress, report: Reporter
 ) -> CopiedDataSet:
-    """Downloads what is behind the URL to the workers, or with `push` off to this machine.
+    """Downloads what is behind the URL to the workers, or with --no-push to this machine.
 
     Raises:
         UsageError: There is nothing of that name, or it is no valid one.
         ProviderError: The server refuses, a checksum is wrong, or a disk is too small.
         NodeUnreachable, RecordError: About the cluster.
     """
-    target = _choose_target(store, options)
+    target = _choose_target(store, given)
     source = sources.find_source(url)
-    name = check_data_name(options.name or source.name)
-    if options.sha256:
+    name = check_data_name(given.name or source.name)
+    if given.sha256:
         if len(source.files) > 1:
             raise UsageError(f"--sha256 is for one file, and {url} has {len(source.files)}")
-        source = replace(source, files=(replace(source.files[0], sha256=options.sha256),))
+        source = replace(source, files=(replace(source.files[0], sha256=given.sha256),))
     if target:
         return _copy_to_nodes(store, target, name, source, progress, report)
-    if options.push:
+    if not given.no_push:
         report(f"no cluster yet: `clusterctl data get {url}` downloads it there later")
     root = store.home.make(locate_copies(store))
     _download_here(root, name, source, progress, report)

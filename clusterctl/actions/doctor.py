@@ -98,7 +98,6 @@ class Diagnosis(Struct, frozen=True):
     stacks: tuple[Folded, ...]
     summary: str
     seconds: float
-    evidence: Evidence
 
 
 def diagnose(store: Store, number: int, where: str | None, report: Reporter) -> Diagnosis:
@@ -132,7 +131,6 @@ def diagnose(store: Store, number: int, where: str | None, report: Reporter) -> 
         stacks=core_stacks.fold(found.stacks, callers=True),
         summary=summary,
         seconds=time.monotonic() - began,
-        evidence=found,
     )
 
 

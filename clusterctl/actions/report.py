@@ -10,9 +10,9 @@ from pathlib import Path
 
 from clusterctl.actions import costs, jobs, metrics
 from clusterctl.actions.common import choose_cluster
-from clusterctl.core.job import Job, JobState, Provenance
+from clusterctl.core.job import Job, JobState, Provenance, format_duration
 from clusterctl.core.model import Cluster, Reporter
-from clusterctl.core.text import count, format_seconds, format_time
+from clusterctl.core.text import count, format_time
 from clusterctl.errors import ClusterctlError, make_write_error
 from clusterctl.insight import cost as insight_cost
 from clusterctl.insight import report as insight_report
@@ -106,7 +106,7 @@ def _report_job(store: Store, job: Job, redact: Redact, report: Reporter) -> str
         "cluster": job.cluster,
         "ranks": f"{job.ranks} on {count(len(job.placement), 'node')}",
         "started": format_time(job.started) if job.started else "-",
-        "took": _format_duration(job),
+        "took": format_duration(job),
         "cost": "" if dollars is None else f"${dollars:.4f}",
         "commit": found.commit and f"{found.commit[:12]} ({found.branch}){changed}",
         "image": _join(*found.images.values()),
@@ -172,13 +172,6 @@ def _render_command(job: Job, redact: Redact) -> str:
     return redact(shlex.join((job.spec.program.target, *job.spec.program.args)))
 
 
-def _format_duration(job: Job) -> str:
-    if job.started is None:
-        return "-"
-    end = job.finished or (None if job.state.ended else time.time())
-    return format_seconds(end - job.started) if end else "-"
-
-
 def _tabulate_machines(found: Provenance) -> Section:
     rows = [
         (
@@ -214,7 +207,7 @@ def _tabulate_jobs(store: Store, mine: Sequence[Job], redact: Redact) -> Section
         (
             *(job.id, job.state.value, job.ranks),
             format_time(job.started) if job.started else "-",
-            _format_duration(job),
+            format_duration(job),
             f"{dollars[job.id]:.4f}" if job.id in dollars else "-",
             _render_command(job, redact),
         )

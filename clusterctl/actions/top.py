@@ -54,14 +54,12 @@ def _make_frame(
     store: Store, job: Job, before: dict[str, Look], after: dict[str, Look]
 ) -> TopFrame:
     ranks = tuple(top.place_unseen(job, top.make_rank_lines(before, after), after))
-    now = time.time()
-    end = job.finished or now
     left = [line.left for line in ranks if line.left is not None]
     return TopFrame(
-        time=now,
+        time=time.time(),
         job=job.id,
         state=job.state.value,
-        seconds=end - job.started if job.started else None,
+        seconds=job.seconds,
         dollars=costs.sum_by_job(store, [job]).get(job.id),
         left=0.0 if job.state.ended else max(left, default=None),
         ranks=ranks,

@@ -233,22 +233,19 @@ def attach(given: Attach, console: Console) -> None:
     host = given.logins.get(chosen[0]) or ""
     here = given.hosts is None and not host
     given = given.apply_limits({system, *(["here"] if here else [])}, console.note)
-    identity, user, workdir = given.identity, given.user, given.workdir
-    if identity is not None and not identity.is_file():
-        raise UsageError(f"--identity {identity}: no such file", hint="give a private key file")
+    if given.identity and not given.identity.is_file():
+        raise UsageError(
+            f"--identity {given.identity}: no such file", hint="give a private key file"
+        )
 
     store = common.open_store()
-    key = str(identity.absolute()) if identity else ""
     wanted = given.choose_name() or DEFAULT_NAME
-    login = actions_attach.Login(user=user, identity=key, workdir=workdir)
     if given.hosts is not None:
-        made = actions_attach.attach_hosts(
-            *(store, wanted, given.hosts, login, given.bootstrap, console.report)
-        )
+        made = actions_attach.attach_hosts(store, wanted, given.hosts, given, console.report)
         slots = sum(node.slots for node in made.workers)
         ready, size = f"{count(len(made.nodes), 'host')}, {count(slots, 'slot')}", ""
     else:
-        made = actions_attach.attach_site(store, wanted, system, host, login, console.report)
+        made = actions_attach.attach_site(store, wanted, system, host, given, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
         size = f"{actions_attach.suggest_size(made)} "
     option = "" if made.name == DEFAULT_NAME else f"-c {made.name} "

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from functools import partial
 from typing import Any, TextIO
 
-from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
 from clusterctl.core.progress import QUESTION, Speedometer
 from clusterctl.core.text import format_seconds
@@ -203,7 +201,7 @@ class Console:
     def document(self, **values: Any) -> None:
         """What the verb was asked for, for programs. Nothing without --json."""
         if self.json:
-            import json  # a millisecond, and seldom used
+            import json
 
             print(json.dumps({"schema": 1, **make_plain(values)}), flush=True)
 
@@ -300,21 +298,12 @@ def measure_height() -> int:
 
 
 def make_plain(value: Any) -> Any:
-    """Structs, enums, paths and tuples as what JSON has; times as ISO 8601 stay numbers,
-    and what is not finite is null: JSON has no NaN."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Struct):
-        return {name: make_plain(item) for name, item in asdict(value).items()}
-    if isinstance(value, dict):
-        return {str(make_plain(name)): make_plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [make_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, (str, int)) or value is None:
-        return value
-    return str(value)
+    """What JSON makes of Structs, enums, paths and tuples; what is not finite is null, for JSON has
+    no NaN."""
+    import json  # a millisecond, and seldom used
+
+    text = json.dumps(value, default=partial(to_builtins, enc_hook=str, str_keys=True))
+    return json.loads(text, parse_constant=lambda name: None)
 
 
 def pick(item: object, *names: str) -> dict[str, Any]:

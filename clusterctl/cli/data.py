@@ -42,13 +42,10 @@ def data_get(given: DataGet, console: Console) -> None:
         option = "--name" if given.name else "--sha256"
         raise UsageError(f"{option} works with one URL", hint="get them one by one")
     store, download = common.open_store(), Download(console)
-    options = data.GetOptions(
-        given.mirror, given.cluster, not given.no_push, given.name, given.sha256
-    )
     with console.show_waiting(moved=download.count):
         got = [
             (data.download_on_nodes if name in urls else data.get)(
-                store, name, options, download, console.report
+                store, name, given, download, console.report
             )
             for name in given.names
         ]

@@ -18,7 +18,7 @@ from clusterctl.actions import metrics as actions_metrics
 from clusterctl.cli import output
 from clusterctl.cli.console import BAD, GOOD, Console, escape, format_records, paint
 from clusterctl.cli.output import document as job_document
-from clusterctl.core.job import Job, JobState, ProgramKind
+from clusterctl.core.job import Job, JobState, ProgramKind, format_duration
 from clusterctl.core.variables import read_variables
 from clusterctl.errors import ClusterctlError, NodeUnreachable
 from clusterctl.insight import metrics as insight_metrics
@@ -97,7 +97,7 @@ def _list_cells(job: Job, dollars: Mapping[int, float]) -> dict[str, object]:
         "exit": "-" if code is None else code,
         "ranks": output.describe_size(job),
         "started": time.strftime("%m-%d %H:%M", time.localtime(job.started or job.created)),
-        "took": output.format_duration(job),
+        "took": format_duration(job),
         "$": f"{dollars[job.id]:.4f}" if job.id in dollars else None,
         "program": f"{job.purpose}: " * bool(job.purpose) + output.quote_command(job),
     }

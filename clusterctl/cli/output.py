@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from msgspec import Struct
 
-from clusterctl.cli.console import BAD, GOOD, Console, ago, can_redraw, escape, make_plain, pick
-from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit
+from clusterctl.cli.console import BAD, GOOD, Console, can_redraw, escape, make_plain, pick
+from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit, format_duration
 from clusterctl.core.text import count
 from clusterctl.core.variables import redact, redact_arguments
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
@@ -421,22 +421,8 @@ def describe_size(job: Job) -> str:
     return f"{text} ({failed} failed)" if failed else text
 
 
-def format_duration(job: Job) -> str:
-    seconds = _measure_seconds(job)
-    return "-" if seconds is None else ago(seconds)
-
-
-def _measure_seconds(job: Job) -> float | None:
-    """How long the job has run; None: it has not, or nobody knows when it ended."""
-    if job.started is None:
-        return None
-    now = None if job.state.ended else time.time()
-    end = job.finished or now
-    return max(0.0, end - job.started) if end else None  # clocks may differ
-
-
 def document(job: Job) -> dict[str, Any]:
-    seconds, ended = _measure_seconds(job), job.points_ended
+    seconds, ended = job.seconds, job.points_ended
     points = {
         "total": len(job.processes),
         "ended": len(ended),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 from signal import Signals
 
 from msgspec import Struct, field
 
 from clusterctl.core.sweep import Point, list_points
+from clusterctl.core.text import format_seconds
 
 
 class JobState(str, Enum):
@@ -300,6 +302,14 @@ class Job(Struct, frozen=True, kw_only=True):
         """Points of a sweep that have not ended well."""
         return tuple(n for n in self.processes if self.points_ended.get(str(n)) != 0)
 
+    @property
+    def seconds(self) -> float | None:
+        """How long it has run; None: it has not, or nobody knows when it ended."""
+        end = self.finished or (None if self.state.ended else time.time())
+        if self.started is None or end is None:
+            return None
+        return max(0.0, end - self.started)  # clocks may differ
+
 
 class Machine(Struct, frozen=True, kw_only=True):
     """A node as a job found it. `packages`: versions of those that matter to a training."""
@@ -344,6 +354,10 @@ def describe_exit(code: int) -> str:
         return f"was killed by {Signals(code - 128).name}"
     except ValueError:
         return f"exited {code}"
+
+
+def format_duration(job: Job) -> str:
+    return "-" if job.seconds is None else format_seconds(job.seconds)
 
 
 # -------------------------------------------------------------------------------------------------

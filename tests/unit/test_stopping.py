@@ -15,8 +15,8 @@ from clusterctl.actions.common import Connected, open_store
 from clusterctl.actions.run import Prepared, follow_to_end, stop_on_interrupt, submit
 from clusterctl.batch import verdict
 from clusterctl.cli.console import Console
-from clusterctl.cli.output import document, format_duration, report_result
-from clusterctl.core.job import Job, JobState
+from clusterctl.cli.output import document, report_result
+from clusterctl.core.job import Job, JobState, format_duration
 from clusterctl.core.model import NodeResult
 from clusterctl.errors import NodeUnreachable, ProviderError
 from clusterctl.jobs import control
