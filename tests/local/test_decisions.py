@@ -128,6 +128,8 @@ def test_the_configuration_is_strict(tmp_path: Path) -> None:
     assert not any("PerSourcePenalties" in line for line in lines)
     newer = layout.render_config(place, "", listen, Server("", (9, 8), "a"))
     assert "\nPerSourcePenalties no\n" in newer
+    assert "-r" in Server("sshd", (9, 7), "a").build_command(place.config)
+    assert "-r" not in Server("sshd", (9, 8), "a").build_command(place.config)
     place.config.write_text("\n".join(lines))
     assert layout.read_endpoint(place) == ("198.18.5.2", 22)
 

@@ -157,6 +157,12 @@ class Server(Struct, frozen=True):
     version: tuple[int, int]
     user: str
 
+    def build_command(self, config: Path) -> list[str]:
+        """In the foreground. -r, which 9.8 has no more: a connection is served by a copy of the
+        process, which takes a third less than to start sshd again."""
+        again = ["-r"] if self.version < (9, 8) else []
+        return [self.path, "-D", "-e", *again, "-f", str(config)]
+
 
 def find_server() -> Server:
     """Raises ProviderError where no sshd of ours could run: on another system than Linux, without

@@ -113,18 +113,14 @@ def wait_until_listening(
     """Waits until every node's sshd listens; returns what is wrong with those where it does not."""
     deadline = Deadline(_NODE_PATIENCE)
     troubles: dict[str, str] = {}
-    pending = set(places)
-    while pending:
-        for name in sorted(pending):
-            if places[name].pid_file.exists():
-                pending.remove(name)
-            elif not started[name].alive:
-                troubles[name] = read_last_words(places[name].log)
+    for name, place in places.items():
+        while not place.pid_file.exists() and name not in troubles:
+            if not started[name].alive:
+                troubles[name] = read_last_words(place.log)
             elif deadline.passed:
                 troubles[name] = f"its sshd does not listen after {_NODE_PATIENCE:g} s"
-        pending -= set(troubles)
-        if pending:
-            time.sleep(0.002)
+            else:
+                time.sleep(0.002)
     return troubles
 
 
@@ -324,6 +320,8 @@ def _start(
             host_keys[name] = layout.write_files(place, authorized)
         network.write_files(everyone)
         for place in missing.values():
+            if not (place.root / "agent").exists():
+                assets.place_agent(place.root, sys.executable)
             # A node that starts anew numbers its processes anew, and mpirun's daemons refuse to
             # start where a namesake of an earlier life has left its folder.
             layout.clear(place.scratch)
@@ -350,7 +348,7 @@ VARIABLE = "CLUSTERCTL_LOCAL_MODE"
 
 UNSHARE = (
     *("unshare", "--net", "--uts", "--ipc", "--mount", "--pid"),
-    *("--fork", "--kill-child", "--propagation", "private"),
+    *("--fork", "--kill-child", "--propagation", "private", "--mount-proc"),
 )
 
 
@@ -516,8 +514,8 @@ class Namespaces(Network):
             place.name: [
                 *(*UNSHARE, "sh", "-eu", locate_script("node.sh")),
                 *(place.name, self.listen(place)[0][0], str(place.folder), str(hidden)),
-                *(str(place.shadow) if shadowed else "", self._server.path),
-                str(shared) if shared.is_dir() else "",
+                *(str(place.shadow) if shadowed else "", str(shared) if shared.is_dir() else ""),
+                *self._server.build_command(place.config),
             ]
             for place in places
         }
@@ -605,8 +603,8 @@ class Loopback(Network):
             self._let_root_in()
         for place in places:
             self._ports[place.name] = find_free_endpoint(layout.parse_index(place.name))
-        hold = ["sh", locate_script("hold.sh"), self._server.path, "-D", "-e", "-f"]
-        return {place.name: [*hold, str(place.config)] for place in places}
+        hold = ["sh", locate_script("hold.sh")]
+        return {place.name: [*hold, *self._server.build_command(place.config)] for place in places}
 
     def _let_root_in(self) -> None:
         if is_locked(self._server.user):
