@@ -426,6 +426,9 @@ class Region(Api):
         self, action: str, key: str, service: str = "ec2", /, **arguments: Any
     ) -> list[Any]:
         [asked] = arguments["Filters"]
+        assert (
+            key == {"describe_subnets": "Subnets", "describe_route_tables": "RouteTables"}[action]
+        )
         if action == "describe_subnets":
             found = [
                 {
@@ -439,7 +442,7 @@ class Region(Api):
             ]
             name = {"subnet-id": "SubnetId", "vpc-id": "VpcId"}[asked["Name"]]
             return [one for one in found if one[name] in asked["Values"]]
-        assert (action, key, asked["Name"]) == ("describe_route_tables", "RouteTables", "vpc-id")
+        assert asked["Name"] == "vpc-id"
         ways: dict[str, dict[str, str]] = {
             "public": {"GatewayId": "igw-1"},
             "closed": {"NatGatewayId": "nat-1"},
@@ -450,6 +453,7 @@ class Region(Api):
             "State": "active",
             "NatGatewayId": "nat-1",
         }
+        way_out = {"DestinationCidrBlock": "0.0.0.0/0", "State": "active"}
         gone = {
             "DestinationCidrBlock": "0.0.0.0/0",
             "State": "blackhole",
@@ -458,21 +462,18 @@ class Region(Api):
         return [
             {"Routes": []},
             {"Associations": [{"SubnetId": "bare"}]},
+            {"Associations": [{"Main": True}], "Routes": [way_out | ways["public"]]},
             *(
                 {
                     "Associations": [{"SubnetId": id}],
                     "Routes": [
                         elsewhere,
                         gone,
-                        {
-                            "DestinationCidrBlock": "0.0.0.0/0",
-                            "State": "active",
-                            **ways[id.partition("_")[0]],
-                        },
+                        way_out | ways[id.partition("_")[0]],
                     ],
                 }
                 for id in self.free
-                if id != "bare"
+                if id not in ("bare", "main")
             ),
         ]
 
@@ -503,7 +504,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 def named(*subnet: str, **cloud: Any) -> list[str]:
     """The zones of these subnets, of all that there are."""
     region = Region(
-        OTHERS, **dict.fromkeys(("public", "public_b", "closed", "lost", "bare", *OTHERS), 9)
+        OTHERS,
+        **dict.fromkeys(("public", "public_b", "closed", "lost", "bare", "main", *OTHERS), 9),
     )
     return list(
         ec2_network.choose_network(region, replace(CLOUD, subnet=subnet, **cloud), 2, name="lab")
@@ -536,6 +538,7 @@ def test_a_vpc_that_cannot_hold_them_is_told_what_they_need(
 
 def test_a_subnet_is_used_where_its_machines_reach_the_internet() -> None:
     assert named("closed_shut", **HIDDEN) == ["us-east-1a"], "nobody has to get in"
+    assert named("main", **OPEN) == ["us-east-1a"], "the VPC's main table is for those without one"
     assert named("public_b", "public_a", **OPEN) == ["us-east-1a", "us-east-1b"]
     region = Region(OTHERS, public_a=9, public_b=9, public_theirs=9)
     whole = replace(CLOUD, private=False)
