@@ -282,7 +282,10 @@ def resolve_run(given: Run, stdin: Stdin | None = None, cluster: Cluster | None 
         search = replace(search, launched=asked.is_launcher)
         found = programs.resolve_command(asked.command, search)
         program = replace(found.program, local_rank=asked.local_rank)
-        found = replace(found, program=program, asked=asked)
+        # `poetry run pytest`: a command of the packages, or of the nodes.
+        installed = asked.launcher.endswith(" run") and programs.may_be_installed(program.target)
+        program = replace(program, interpreter=program.target) if installed else program
+        found = replace(found, program=program, asked=asked, installed=installed)
     elif words[0] == "--":
         found = programs.resolve_command(words[1:], search)
     else:
@@ -339,7 +342,11 @@ def _find_packages(
     projects = own_project.find_own_project(resolved.program, resolved.tree, (), given)
     installed = resolved.installed and not any(word in one.commands for one in projects)
     mistake = Path(word).is_dir() or programs.find_similar(word)
-    if installed and (wanted is None or (mistake and not project_packages.is_named(wanted, word))):
+    if (
+        not resolved.asked.launcher
+        and installed
+        and (wanted is None or (mistake and not project_packages.is_named(wanted, word)))
+    ):
         raise programs.make_missing_error(word)
     return wanted, projects, word if installed else ""
 

@@ -92,7 +92,7 @@ def resolve_program(script: str, args: tuple[str, ...], search: Search = ANYWHER
         return resolve_command((script, *args), search)
     if _is_module(script):
         return resolve_module(script, args, search)
-    if not search.sources and _may_be_installed(script):
+    if not search.sources and may_be_installed(script):
         return replace(resolve_command((script, *args), search), installed=True)
     script, notes = _find_by_name(script)
     path, bundled = _find(script)
@@ -169,7 +169,7 @@ def _list_module_files(module: str) -> list[Path]:
     ]
 
 
-def _may_be_installed(script: str) -> bool:
+def may_be_installed(script: str) -> bool:
     """Whether the job's packages may have a command of that name: no program here has it. There may
     be a folder of that name, of a package with a command."""
     return (

@@ -321,7 +321,7 @@ def _count_wrapping(name: str, wrapper: Wrapper, words: Sequence[str]) -> int:
             return 0
         if wrapper.flags and word in ("-m", "--module"):
             break
-        if wrapper.flags and word not in (*wrapper.flags.split(), "--"):
+        if wrapper.flags and word.partition("=")[0] not in (*wrapper.flags.split(), "--"):
             raise UsageError(
                 f"{name} {word} is not supported: nodes have the project's packages",
                 hint="leave it out; `--requirements FILE` names other packages",
@@ -342,7 +342,10 @@ def _read_wrapped(
     Behind those with `flags`, any program."""
     if wrapper.flags:
         module = words[:1] in (["-m"], ["--module"])
-        return _read_within(name, ["python", "-m", *words[1:]] if module else words, once)
+        inner = _read_within(name, ["python", "-m", *words[1:]] if module else words, once)
+        if wrapper.values and len(ahead) > len(name.split()):  # `conda run -n NAME`
+            inner.ignored = (shlex.join(ahead), *inner.ignored)
+        return inner
     inner = translate(words, once=once)
     if not inner.launcher:
         return Asked()

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from clusterctl.actions.run import resolve_run
 from clusterctl.errors import UsageError
+from clusterctl.options.verbs import Run
 from clusterctl.project import packages as project_packages
 from clusterctl.project.program import resolve_program
 from tests import wheels
@@ -169,6 +171,10 @@ def test_extras_and_groups_are_those_of_the_project(
         assert packages
         (lock,) = packages.locks.values()
         assert set(lock.packages) == {"demo==1.0", "helper==1.5", "trainer==1.0"}
+    behind = replace(resolve_run(Run({"command": ("poetry", "run", "demo-version")})), parts=parts)
+    found_behind = project_packages.find_package_files(behind, "")
+    assert found_behind
+    assert found_behind.options == wanted.options
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "train.py"])
