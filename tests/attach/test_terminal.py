@@ -30,12 +30,17 @@ def test_a_shell_has_files_and_variables_and_an_mpirun_that_knows_the_hosts(
         env={**cli.environment(None), "SHELL": "/bin/sh"},
     )
     try:
-        shell.until_shown("4 slots on 2 nodes")
+        shell.until_shown("4 slots on 2 nodes", seconds=150)
         shell.send(b"mpirun -n 4 python dist_train.py; echo over $?\n")
         shell.until_shown("over 0")
         shell.send(b"exit 3\n")
         shown = shell.wait(60)
         assert shell.process.returncode == 3, shown
+    except AssertionError as failed:
+        columns = "pid,pgid,tpgid,stat,wchan:20,etime,args"
+        hosts = site.lab.machines.hosts.values()
+        waits = [host.run("ps", "-eo", columns, check=False) for host in hosts]
+        raise AssertionError("\n".join([str(failed), *waits])) from None
     finally:
         shell.close()
     said = sorted(line.split()[1:] for line in shown if line.startswith("rank"))

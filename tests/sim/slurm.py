@@ -38,6 +38,8 @@ KillWait=8
 MinJobAge=300
 # A busy test machine answers late; a node that did not would be left out for minutes.
 MessageTimeout=60
+# So long, and at least a minute, srun waits in silence if the first answer is that nodes are busy.
+SlurmctldTimeout=60
 ReturnToService=2
 SlurmdParameters=config_overrides
 StateSaveLocation={folder}/state
@@ -94,7 +96,7 @@ class Slurm(Batch):
         self.login.daemon(require("slurmctld"), "-D", "-c")
         for name in NODES:
             self.machines.hosts[name].daemon(require("slurmd"), "-D", "-N", name)
-        until(self._idle, 60, f"Slurm did not start: {self.folder}/slurmctld.log")
+        until(self._idle, 150, f"Slurm did not start: {self.folder}/slurmctld.log")
 
     def _munge(self, machine: Machine) -> None:
         machine.run("mkdir", "-p", "-m", "755", "/run/munge")
