@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from clusterctl.actions.common import open_pool, open_store  # noqa: E402
-from clusterctl.jobs import submit  # noqa: E402
+from clusterctl.jobs import install  # noqa: E402
 from clusterctl.project import packages as project_packages  # noqa: E402
 from clusterctl.project.program import resolve_program  # noqa: E402
 from tests import wheels  # noqa: E402
@@ -138,10 +138,8 @@ def parts(repeats: int) -> dict[str, float]:
     with open_pool(store, cluster) as pool:
 
         def ask() -> None:
-            by = project_packages.Delivery(
-                pool, store.home, print, cluster.id, submit.spread, submit.build
-            )
-            project_packages.install(wanted.digest, cluster.workers, by)
+            by = install.Delivery(pool, store.home, print, cluster.id)
+            install.install(wanted.digest, cluster.workers, by)
 
         ask()  # connects
         asked = statistics.median(timed(ask) for _ in range(repeats))

@@ -49,6 +49,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.jobs import control, fetch, records
+from clusterctl.jobs import install as jobs_install
 from clusterctl.jobs import submit as jobs_submit
 from clusterctl.jobs.follow import Interrupts, StartSignals
 from clusterctl.jobs.records import Piece
@@ -426,7 +427,7 @@ def prepare(
         f"{project.title} has compiled parts: {places[0].name} builds it first"
         for project in projects
         if builds and project.compiled
-        if not project_packages.find_built(project, tree, places[0], spec.env)
+        if not jobs_install.find_built(project, tree, places[0], spec.env)
     ]
     if command:
         notes.append(f"no file {command} here: the packages or nodes have to bring that command")
@@ -595,16 +596,13 @@ def _ship(
         store.save_job(job)
         recorded = True
         names = list_rank_nodes(job, cluster)
-        by = project_packages.Delivery(
-            *(pool, store.home, report, cluster.id, jobs_submit.spread, jobs_submit.build),
-            variables=job.spec.env,
-        )
+        by = jobs_install.Delivery(pool, store.home, report, cluster.id, job.spec.env)
         where = [chosen.node(name) for name in names]
         if job.spec.packages:
-            project_packages.install(job.spec.packages, where, by)
+            jobs_install.install(job.spec.packages, where, by)
         if any(project.compiled for project in prepared.projects):
             tree = prepared.tree
-            projects = project_packages.build_projects(prepared.projects, tree, where, by)
+            projects = jobs_install.build_projects(prepared.projects, tree, where, by)
             tree = own_project.equip_own_project(tree, projects)
             spec = replace(job.spec, import_paths=_list_paths(projects))
             stage = project_tree.write_archive(tree, store.home)
@@ -612,7 +610,7 @@ def _ship(
             store.save_job(job)
             files = jobs_submit.make_node_files(job, equipped, prepared.plan, prepared.secrets)
         if prepared.command and prepared.packages and not job.spec.setup:  # which may bring it
-            project_packages.check_command(prepared.command, prepared.packages, where[0], pool)
+            jobs_install.check_command(prepared.command, prepared.packages, where[0], pool)
         staging = True
         put = partial(
             jobs_submit.put,

@@ -1,5 +1,5 @@
 """The packages that a program asks for, beside those of the nodes' Python: uv reads the files that
-name them where they lie, resolves and downloads here, and nodes get them without an internet.
+name them where they lie, and resolves them here (`jobs.install` brings them to nodes).
 
 What uv resolved for a job, versions with hashes, is kept in the state home, and a rerun installs
 that. The environment of a node is a folder named by it and by what it adds to: the node's Python
@@ -8,31 +8,25 @@ with its torch and mpi4py, which are kept.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from secrets import token_hex
-from shlex import join, quote
-from time import monotonic, time
 from typing import Any
 from zipfile import ZipFile
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from clusterctl.agent.store import sum_up
-from clusterctl.core import assets
 from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
-from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python, make_error
+from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python
 from clusterctl.core.text import (
-    count,
     format_bytes,
     parse_toml,
     parse_yaml,
@@ -42,24 +36,19 @@ from clusterctl.core.text import (
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.project import own_project
 from clusterctl.project import tree as project_tree
-from clusterctl.project.contents import FORGOTTEN, read_folder
 from clusterctl.project.own_project import (
-    FETCH_TIMEOUT,
     NONE,
     UNREADABLE,
-    Project,
     call_uv,
     check_uv,
     hash_parts,
     make_plain_name,
     run_uv,
 )
-from clusterctl.project.program import Resolved, find_closest
+from clusterctl.project.program import Resolved
 from clusterctl.project.words import find_shell_text
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import Home, find_home
-from clusterctl.transport.diagnosis import Failure
-from clusterctl.transport.pool import Pool
 
 TORCH = ("torch", "torchvision", "torchaudio")
 """Packages that are built for each other, in several builds of the same version."""
@@ -69,29 +58,9 @@ only where the project does not take these versions."""
 LARGE = 500_000_000
 """Bytes of packages for a node that are not downloaded without consent."""
 ASK_TIMEOUT = 30.0
-NO_PYTHON = 3
-"""What a question to a node ends with where the Python that was asked for is missing."""
 
 _CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-(bindings|pathfinder|toolkit)$|(pytorch-)?triton\b")
 """What torch alone needs, and brings itself: gigabytes."""
-
-
-class Delivery(Struct, frozen=True):
-    """How packages get to nodes."""
-
-    pool: Pool
-    home: Home
-    report: Callable[[str], None]
-    tag: str
-    """What processes on the cluster are known by."""
-    spread: Callable[..., Sequence[NodeResult]]
-    """Makes content in a folder below the root of nodes: `jobs.submit.spread`."""
-    build: Callable[..., NodeResult]
-    """Runs what makes a wheel on a node: `jobs.submit.build`."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Those of the user."""
-    within: tuple[str, ...] = ()
-    """The packages that are being built for want of others."""
 
 
 class Wanted(Struct, frozen=True):
@@ -199,20 +168,20 @@ def equip_nodes(cluster: Cluster, digest: str) -> Cluster:
 
 def locate_packages(node: Node, digest: str) -> str:
     """The job's environment on that node."""
-    return f"{node.root}/packages/{_make_key(digest, node)}"
+    return f"{node.root}/packages/{make_key(digest, node)}"
 
 
-def _make_key(digest: str, node: Node) -> str:
-    return hash_parts(digest, _make_group(node))[:16]
+def make_key(digest: str, node: Node) -> str:
+    return hash_parts(digest, make_group(node))[:16]
 
 
-def _make_group(node: Node) -> str:
-    python = _require_python(node)
+def make_group(node: Node) -> str:
+    python = require_python(node)
     kept = (f"{name}=={version}" for name, version in _find_kept(python).items())
     return " ".join((python.executable, python.version, node.facts.arch, *kept))
 
 
-def _require_python(node: Node) -> Python:
+def require_python(node: Node) -> Python:
     if node.facts.python is None:
         raise LaunchError(f"no Python on {node.name}", hint="on the node: apt-get install python3")
     return node.facts.python
@@ -235,14 +204,14 @@ def describe_packages(packages: Packages, nodes: Sequence[Node]) -> str:
     locks = packages.locks.values()
     kept = sorted({name for lock in locks for name in lock.kept})
     beside = f" beside {' and '.join(kept)} of the nodes" if kept else ""
-    python = {_require_python(node).executable for node in nodes}
+    python = {require_python(node).executable for node in nodes}
     other = "".join(f" with {name} of the nodes" for name in python if not name.startswith("/"))
     size = max((lock.size for lock in locks), default=0)
     much = f" ({format_bytes(size)})" if size else ""
     notes = dict.fromkeys(lock.note for lock in locks if lock.note)
     off = f" (`--requirements {NONE}` turns this off)"
     line = f"using the packages of {packages.source}{much}{beside}{other}{off}"
-    lock = _choose_lock(packages, nodes[0])
+    lock = choose_lock(packages, nodes[0])
     rows = (row for row, _ in split_lock(lock.text)[1] if "wheels" not in row)
     unbuilt = [row["name"] for row in rows if ".whl" not in str(row.get("archive"))]
     builds = [f"{nodes[0].name} builds {', '.join(unbuilt)} (no wheel)"] if unbuilt else []
@@ -261,7 +230,7 @@ def read_versions(digest: str, node: Node, home: Home) -> tuple[str, ...]:
     """The packages of the job's environment on that node, as `name==version`."""
     if digest and node.facts.python is not None:
         with suppress(LaunchError):
-            return _choose_lock(read_packages(digest, home), node).packages
+            return choose_lock(read_packages(digest, home), node).packages
     return ()
 
 
@@ -276,313 +245,13 @@ def read_packages(digest: str, home: Home) -> Packages:
         ) from error
 
 
-def _choose_lock(packages: Packages, node: Node) -> Lock:
+def choose_lock(packages: Packages, node: Node) -> Lock:
     """That of the node's Python; of a job that is run again elsewhere, the one that it had."""
     first = next(iter(packages.locks.values()), Lock())
-    return packages.locks.get(_make_group(node), first)
+    return packages.locks.get(make_group(node), first)
 
 
-def install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:
-    """Brings the job's environment to these nodes, as far as they do not have it. Downloads once,
-    builds on one of them what has no wheel, and sends once.
-
-    Raises UsageError for packages that do not fit together, LaunchError where they cannot be
-    fetched or installed, or nodes lack a Python that was asked for, NodeUnreachable.
-    """
-    by_name = {node.name: node for node in nodes}
-    questions = {node.name: _ask_for_environment(node, digest) for node in nodes}
-    results = by.pool.run(questions, timeout=ASK_TIMEOUT)
-    if lacking := [result.node for result in results if result.exit_code == NO_PYTHON]:
-        wanted = _require_python(by_name[lacking[0]]).executable
-        raise LaunchError(
-            f"no {wanted} on {', '.join(lacking)}",
-            hint=f"install it there (apt-get install {wanted}, or `uv python install"
-            f" {wanted.removeprefix('python')}`), or leave out --python",
-        )
-    alike: dict[str, list[Node]] = {}
-    for result in results:
-        if result.exit_code is None:
-            raise make_error("installing packages", result)
-        if not result.ok:
-            node = by_name[result.node]
-            alike.setdefault(_make_key(digest, node), []).append(node)
-    for missing in alike.values():
-        _install(digest, missing, by)
-
-
-def _ask_for_environment(node: Node, digest: str) -> str:
-    question = f"[ -d {quote(locate_packages(node, digest))} ]"
-    python = _require_python(node).executable
-    if python.startswith("/"):
-        return question
-    there = f"command -v {python} >/dev/null || exit {NO_PYTHON}"
-    return node.enter(f"{_PATH} {there}; {question}")
-
-
-def check_command(word: str, packages: Packages, node: Node, pool: Pool) -> None:
-    """Raises UsageError where neither the job's environment nor the node has such a command."""
-    folder, word = f"{locate_packages(node, packages.digest)}/bin", quote(word)
-    question = f"ls {quote(folder)} && PATH={quote(folder)}:$PATH && command -v {word} >/dev/null"
-    (result,) = pool.run({node.name: node.enter(question)}, timeout=ASK_TIMEOUT)
-    if result.exit_code is None:
-        raise make_error("installing packages", result)
-    if not result.ok:
-        close = find_closest(Path(word), result.text.split())
-        other = f"for a command that only nodes of the job have: clusterctl run -- {word}"
-        raise UsageError(
-            f"no script named {word}, and no package of {packages.source} has such a command",
-            hint=f"did you mean {close}?" if close else other,
-        )
-
-
-def _install(digest: str, nodes: Sequence[Node], by: Delivery) -> None:
-    """On nodes with equal Pythons."""
-    started, part = monotonic(), f".{token_hex(4)}"
-    places = {node.name: locate_packages(node, digest) for node in nodes}
-    try:
-        _send(digest, nodes, places[nodes[0].name] + part, by)
-        script = assets.render("job/make_venv.py").encode()
-        commands = {}
-        for node in nodes:
-            place = places[node.name]
-            words = (_require_python(node).executable, "-I", "-", place + part, place)
-            commands[node.name] = node.enter(f"{_PATH} {join(words)}")
-        for result in by.pool.run(commands, stdin=script, timeout=FETCH_TIMEOUT):
-            if not result.ok:
-                raise make_error("installing packages", result)
-    except ClusterctlError:
-        left = {name: f"rm -rf {quote(place + part)}" for name, place in places.items()}
-        by.pool.run(left, timeout=ASK_TIMEOUT)
-        raise
-    seconds = monotonic() - started
-    by.report(f"packages are ready on {count(len(nodes), 'node')} after {seconds:.1f} s")
-
-
-def _send(digest: str, nodes: Sequence[Node], place: str, by: Delivery) -> None:
-    """Downloads the packages, and sends them to nodes with equal Pythons, into the environment that
-    is made in that place of the first one."""
-    node = nodes[0]
-    python = _require_python(node)
-    with tempfile.TemporaryDirectory(dir=by.home.make(by.home.packages)) as scratch:
-        packages = Path(scratch, "packages")
-        packages.mkdir()
-        wanted = read_packages(digest, by.home)
-        lock = _choose_lock(wanted, node)
-        if number := len(lock.packages):
-            by.report(f"fetching {count(number, 'package')} for Python {python.version}")
-            text = _add_passwords(lock.text, Path(wanted.file))
-            _fetch(text, packages, wanted, node, by)
-        if size := sum(path.lstat().st_size for path in packages.rglob("*")):
-            where = node.name if len(nodes) == 1 else f"{len(nodes)} nodes"
-            by.report(f"copying {format_bytes(size)} of packages to {where}")
-        minor = ".".join(python.version.split(".")[:2])
-        folder = f"{os.path.relpath(place, node.root)}/lib/python{minor}/site-packages"
-        try:
-            content = read_folder(packages, by.home)
-        except Failure as error:
-            raise LaunchError(str(error), hint="run it again") from error
-        for result in by.spread(by.pool, nodes, folder, content, link=True, timeout=FETCH_TIMEOUT):
-            if not result.ok:
-                raise make_error("installing packages", result)
-
-
-def _fetch(text: str, target: Path, wanted: Packages, node: Node, by: Delivery) -> None:
-    """Has uv install what the lock names into `target`. Where it would build something, it is given
-    the wheel that the node builds."""
-    lock, sources = target.with_name("pylock.toml"), target.with_name("build") / SOURCE
-    options = ["--no-deps", "--target", str(target), "--requirements", str(lock)]
-    # What a build needs is the node's matter.
-    words = ("pip", "install", "--quiet", "--no-build-isolation", *options)
-    project = Path(wanted.file).parent
-    where = project if project.is_dir() else None
-    while True:
-        lock.write_text(text, encoding="utf-8")
-        result = run_uv(*words, *make_target_options(node), cwd=where, sources=sources)
-        found = _BUILDING.search(result.complaints)
-        if result.ok or found is None or not sources.is_dir():
-            check_uv(wanted.source, result, where)
-            return
-        wheel = build_wheel(found[1], sources.parent, ".", node, by)
-        text = _replace_package(text, found[1], wheel)
-        shutil.rmtree(sources.parent)
-
-
-_PATH = 'PATH="$PATH:$HOME/.local/bin";'
-"""Where uv puts the Pythons that it installs, too."""
-
-
-# -------------------------------------------------------------------------------------------------
-# What has no wheel for the nodes is built on one of them.
-
-
-SOURCE = "source"
-"""The folder of sources in that of a build."""
-BUILD_SHOWN = 12
-"""Lines of its output that are shown of a build that fails."""
-NEEDS = 86
-"""What a build ends with that asks for more packages."""
-_BUILDING = re.compile(r"Failed to build `([\w.-]+)")
-_HEEDED = re.compile(
-    r"CC|CXX|FC|[A-Z]*FLAGS|MPI(CC|CXX)|(CUDA|CMAKE|NVCC|SKBUILD|MESON|CARGO)_\w+|CUDACXX|MAX_JOBS|\w+_ARCH_LIST"
-)
-"""Variables of the user that builds get."""
-_LACKS = {
-    r"Python\.h": "python3-dev",
-    r"mpi\.h: No such|No such file.*mpicc|mpicc: not found|compile MPI": "libopenmpi-dev",
-    r"(No such.*|c)\+\+'|\+\+' failed: No|execute .?cc1plus|No CMAKE_CXX_COMP": "g++",
-    r"No such.*cc'|cc' failed: No|No CMAKE_C_COMP|[Uu]nknown compiler|linker `cc` not": "gcc",
-}
-"""Packages of Debian, by what a build says that lacks them."""
-
-
-def build_wheel(
-    what: str,
-    scratch: Path,
-    folder: str,
-    node: Node,
-    by: Delivery,
-    key: str = "",
-    variables: Mapping[str, str] = {},
-) -> Path:
-    """The wheel of what lies in that folder of `scratch`/source, built on the node by its Python in
-    an environment of its own; once for what is in it, or for `key`."""
-    described = scratch / SOURCE / folder / PROJECT
-    table = read_toml(described).get("build-system", {}) if described.is_file() else {}
-    given = list(table.get("requires", ["setuptools"]))
-    shutil.copy(assets.find_folder("templates") / "job" / "build_wheel.py", scratch)
-    (scratch / "tag").write_text(f"CLUSTERCTL_JOB={by.tag}/build-{token_hex(4)};")
-    content = read_folder(scratch, by.home)
-    rows = (f"{e.path} {e.digest}" for e in content.entries if e.path.startswith(f"{SOURCE}/"))
-    kept = _locate_built(what, node, key or hash_parts(*rows), by.home, by.variables)
-    if wheel := next(kept.glob("*.whl"), None):
-        return wheel
-    for path in kept.parent.iterdir() if kept.parent.is_dir() else ():
-        if path.lstat().st_mtime < time() - FORGOTTEN:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if what in by.within:
-        raise LaunchError(f"{what} has no wheel, and cannot be built without itself", hint=what)
-    remote = f"builds/{token_hex(8)}"
-    root = f"{node.root}/{remote}"
-    options = {
-        "paths": table.get("backend-path", ()),
-        "backend": table.get("build-backend", "setuptools.build_meta:__legacy__"),
-        "out": f"{root}/out",
-        "needs": NEEDS,
-    }
-    try:
-        for result in by.spread(by.pool, [node], remote, content, timeout=FETCH_TIMEOUT):
-            if not result.ok:
-                raise make_error(f"sending {what}", result)
-        while True:
-            environment = _make_build_environment(what, given, node, by)
-            bins = (f"{environment}/bin", node.mpi_prefix and f"{node.mpi_prefix}/bin", "$PATH")
-            paths = {"PATH": ":".join(filter(None, bins))}
-            script = (f"{root}/build_wheel.py", json.dumps({**options, "given": given}))
-            settings = {
-                "argv": [f"{environment}/bin/python", "-I", *script],
-                "folder": f"{root}/{SOURCE}/{folder}",
-                "variables": {**_choose_heeded(by.variables), **variables, **paths},
-            }
-            result = by.build(node, root, settings, what, by.pool, by.report)
-            if result.exit_code != NEEDS:
-                break
-            given += json.loads(result.text.splitlines()[-1])
-        _check_build(what, result, node, kept, by.home)
-        by.home.make(kept.parent)
-        part = kept.with_name(f"{kept.name}.{token_hex(4)}")
-        got = by.pool.find_transport(node.name).get(f"{root}/out", part, timeout=FETCH_TIMEOUT)
-        if not got.ok:
-            raise make_error(f"fetching {what}", got)
-        with suppress(OSError):  # another job was faster
-            part.replace(kept)
-        return next(kept.glob("*.whl"))
-    finally:
-        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
-            by.pool.run({node.name: f"rm -rf {quote(root)}"}, timeout=ASK_TIMEOUT)
-
-
-def build_projects(
-    projects: Sequence[Project], tree: project_tree.Tree, nodes: Iterable[Node], by: Delivery
-) -> list[Project]:
-    """The projects with what is compiled of them, by the first node of each kind."""
-    alike = {_make_group(node): node for node in reversed(list(nodes))}
-    found: list[Project] = []
-    for one in projects:
-        kinds = alike.values() if one.compiled else ()
-        found += [_build_project(one, tree, node, by) for node in kinds] or [one]
-    return found
-
-
-def _build_project(project: Project, tree: project_tree.Tree, node: Node, by: Delivery) -> Project:
-    what, folder = project.title, project.folder
-    with tempfile.TemporaryDirectory(dir=by.home.make(by.home.packages)) as scratch:
-        copy, out = Path(scratch, SOURCE), Path(scratch, "out")
-        wheel = find_built(project, tree, node, by.variables)
-        if wheel is None:
-            with own_project.copy_tree(tree) as copied:
-                variables = own_project.find_version(copied, folder)
-                (copied / ".git").unlink(missing_ok=True)
-                shutil.move(copied, copy)
-            key = own_project.hash_deciding(tree, folder, compiled=True)
-            wheel = build_wheel(what, Path(scratch), folder, node, by, key, variables)
-        words = ("--quiet", "--no-deps", "--target", str(out), *make_target_options(node))
-        call_uv(what, "pip", "install", *words, str(wheel))
-        files = own_project.list_files(tree, folder)
-        return own_project.read_installed(out, project, files, copy, tree.root)
-
-
-def find_built(
-    project: Project, tree: project_tree.Tree, node: Node, variables: Mapping[str, str]
-) -> Path | None:
-    """What the node would compile of it, as far as it is here."""
-    key = own_project.hash_deciding(tree, project.folder, compiled=True)
-    folder = _locate_built(project.title, node, key, find_home(), variables)
-    return next(folder.glob("*.whl"), None)
-
-
-def _locate_built(
-    what: str, node: Node, key: str, home: Home, variables: Mapping[str, str]
-) -> Path:
-    """The folder here of what nodes like this one have built of that content."""
-    heeded = (f"{name}={value}" for name, value in sorted(_choose_heeded(variables).items()))
-    parts = (what, key, _make_group(node), node.mpi_prefix, *heeded)
-    folder = home.packages / "built" / hash_parts(*parts)
-    with suppress(FileNotFoundError):
-        os.utime(folder)
-    return folder
-
-
-def _choose_heeded(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if _HEEDED.fullmatch(name)}
-
-
-def _make_build_environment(what: str, requires: Sequence[str], node: Node, by: Delivery) -> str:
-    """Where an environment with these packages is on the node."""
-    source, lines = f"the build of {what}", "".join(f"{line}\n" for line in requires)
-    file = by.home.packages / PROJECT if requires else None
-    wanted = Wanted(source, file, lines, lines=lines)
-    lock = _resolve(_Question(wanted, project_tree.make_empty(by.home.packages), node))
-    packages = Packages(source, "", {_make_group(node): lock})
-    save(packages, by.home)
-    install(packages.digest, [node], replace(by, within=(*by.within, what)))
-    return locate_packages(node, packages.digest)
-
-
-def _check_build(what: str, result: NodeResult, node: Node, kept: Path, home: Home) -> None:
-    if result.exit_code is None:
-        raise make_error(f"building {what}", result)
-    if result.ok:
-        return
-    log = home.make(kept.parent) / f"{kept.name}.log"
-    log.write_bytes(result.stdout)
-    last = result.text.splitlines()[-BUILD_SHOWN:]
-    lacks = next((name for told, name in _LACKS.items() if re.search(told, "\n".join(last))), "")
-    hint = f"on the node: apt-get install {lacks}; " if lacks else ""
-    hint += f"all that it printed: {log}"
-    raise LaunchError("\n".join((f"{what} cannot be built on {node.name}:", *last)), hint=hint)
-
-
-def _replace_package(text: str, name: str, wheel: Path) -> str:
+def replace_package(text: str, name: str, wheel: Path) -> str:
     """The lock with that wheel instead of the sources of a package."""
     head, found = split_lock(text)
     file = f'{{ path = "{wheel}", hashes = {{ sha256 = "{sum_up(str(wheel))}" }} }}'
@@ -869,7 +538,7 @@ def resolve_packages(
 ) -> tuple[Packages | None, tuple[str, ...]]:
     """What has to be installed on these nodes, None where they have everything already, unless it
     has to be `in_any_case`; and the projects of the tree that it asks for."""
-    groups = {_make_group(node): node for node in nodes}
+    groups = {make_group(node): node for node in nodes}
     for node in groups.values():
         _check_python(wanted, node)
     if not (wanted.locked or in_any_case):
@@ -890,7 +559,7 @@ def _check_python(wanted: Wanted, node: Node) -> None:
         return
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    version = _require_python(node).version
+    version = require_python(node).version
     with suppress(InvalidSpecifier):
         if not SpecifierSet(found[1]).contains(version, prereleases=True):
             raise UsageError(
@@ -922,13 +591,13 @@ class _Question(Struct, frozen=True):
     @property
     def kept(self) -> dict[str, str]:
         """What the node has that may be kept."""
-        return _find_kept(_require_python(self.node))
+        return _find_kept(require_python(self.node))
 
 
 def _find_installed(q: _Question) -> list[str] | None:
     """The projects of the tree that it asks for, where the node has all else; asks no index. None
     as well where that cannot be told without a build."""
-    there = _list_installed(_require_python(q.node))
+    there = _list_installed(require_python(q.node))
     rows = (f'{_HEAD}name = "{name}"\nversion = "{version}"\n' for name, version in there.items())
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "pylock.installed.toml")
@@ -960,7 +629,7 @@ def _resolve(q: _Question) -> Lock:
     if q.wanted.file is None:
         return Lock()
     said = (q.wanted.source, str(q.file), q.wanted.text, *q.wanted.options)
-    key = hash_parts(*said, _make_group(q.node), own_project.hash_deciding(q.tree))
+    key = hash_parts(*said, make_group(q.node), own_project.hash_deciding(q.tree))
     with suppress(OSError, msgspec.DecodeError):
         stored = _locate_resolved(find_home(), key).read_bytes()
         return msgspec.json.decode(stored, type=Lock)
@@ -1148,7 +817,7 @@ def _drop_other_hashes(part: str, wanted: Wanted) -> str:
     return kept
 
 
-def _add_passwords(text: str, file: Path) -> str:
+def add_passwords(text: str, file: Path) -> str:
     """The lock with the names and passwords that the file has for its hosts."""
     with suppress(UsageError):
         for scheme, user, host in _PASSWORD.findall("".join(_read_all(file, set()))):

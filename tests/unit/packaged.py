@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from clusterctl.core.model import Node, Python
-from clusterctl.jobs.submit import build, spread
+from clusterctl.jobs import install as jobs_install
 from clusterctl.project import own_project
 from clusterctl.project import packages as project_packages
 from clusterctl.project.program import Resolved, resolve_program
@@ -116,8 +116,8 @@ def resolve(given: str, *nodes: Node) -> project_packages.Packages:
 def bring(digest: str, *nodes: Node) -> Said:
     said: Said = []
     with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
-        by = project_packages.Delivery(pool, find_home(), said.append, "lab", spread, build)
-        project_packages.install(digest, nodes, by)
+        by = jobs_install.Delivery(pool, find_home(), said.append, "lab")
+        jobs_install.install(digest, nodes, by)
     return said
 
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from clusterctl.core.model import Node
 from clusterctl.errors import LaunchError
-from clusterctl.jobs.submit import build, spread
+from clusterctl.jobs.install import Delivery
+from clusterctl.jobs.install import build_projects as build_on_nodes
 from clusterctl.project import own_project
-from clusterctl.project import packages as project_packages
 from clusterctl.project.program import resolve_program
 from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
@@ -177,10 +177,8 @@ def build_projects(*nodes: Node, **variables: str) -> list[own_project.Project]:
     found = resolve_program("train.py", ())
     projects = find_projects(found)
     with Pool(nodes, identity=None, known_hosts=Path("none")) as pool:
-        by = project_packages.Delivery(
-            pool, find_home(), print, "lab", spread, build, {"LR": token_hex(4), **variables}
-        )
-        return project_packages.build_projects(projects, found.tree, nodes, by)
+        by = Delivery(pool, find_home(), print, "lab", {"LR": token_hex(4), **variables})
+        return build_on_nodes(projects, found.tree, nodes, by)
 
 
 def test_compiled_parts_of_a_project_are_built_on_a_node_when_they_have_changed(
