@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
 from clusterctl.core.text import list_last_lines
-from clusterctl.errors import LeftoverError, ProviderError
+from clusterctl.errors import FULL, LeftoverError, ProviderError
 from clusterctl.machines import deadlines
 from clusterctl.machines.local import layout, nodes, processes
 from clusterctl.machines.local.nodes import (
@@ -93,7 +93,16 @@ class LocalProvider(Provider):
             network = (
                 Namespaces(site, server, until) if mode == nodes.NAMESPACES else Loopback(server)
             )
-            outcome = converge(site, network, names, server)
+            try:
+                outcome = converge(site, network, names, server)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                raise ProviderError(
+                    f"cannot write {site.nodes}: {error.strerror}",
+                    hint=f"free some space in {folder.parent.parent}, then"
+                    f" `clusterctl up {cluster.name}` resumes",
+                ) from error
         kept = len(names) - len(outcome.started)
         if cluster.deadline:
             processes.set_deadline(site, cluster.name, cluster.deadline, cluster.spec.ttl)
