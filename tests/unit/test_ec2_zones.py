@@ -772,13 +772,3 @@ def test_what_has_just_gone_keeps_no_other_from_its_tag(
 
     schedules.label(Tagged("us-east-1"), cluster(provider="ec2"), tmp_path, NOW)
     assert labelled == ["i-1", "vpc-1"]
-
-
-def test_keys_that_an_earlier_version_kept_are_known(tmp_path: Path) -> None:
-    kept = HostKeys(tmp_path)
-    (tmp_path / "ec2").mkdir()
-    (tmp_path / "ec2" / "host-keys.json").write_text('{"launcher": ["ssh-ed25519 AAAA"]}')
-    assert kept.known == {"launcher": ("ssh-ed25519 AAAA",)}
-    kept.make_boot_keys(["worker-1"], [])
-    assert sorted(kept.known) == ["launcher", "worker-1"]
-    assert kept.booting == {"worker-1"}

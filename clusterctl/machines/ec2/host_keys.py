@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -73,10 +72,7 @@ class HostKeys:
 
     def _read(self) -> _Keys:
         try:
-            data = self._file.read_bytes()
-            with suppress(msgspec.ValidationError):  # clusters made earlier have the known alone
-                return _Keys(msgspec.json.decode(data, type=dict[str, tuple[str, ...]]))
-            return msgspec.json.decode(data, type=_Keys)
+            return msgspec.json.decode(self._file.read_bytes(), type=_Keys)
         except (FileNotFoundError, msgspec.DecodeError):
             return _Keys()  # of a file that is damaged we know as little
 
