@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clusterctl.actions.common import open_pool
+from clusterctl.actions.common import choose_cluster, open_pool
 from clusterctl.core.model import GATEWAY, NETWORK_PARTS, Charge, Cluster, Phase, Reporter, shorten
 from clusterctl.core.text import count, format_span, format_time
 from clusterctl.errors import ClusterctlError, ProviderError, RecordError, describe_reason
@@ -377,11 +377,14 @@ class Spending(Struct, frozen=True):
 def sum_spending(
     store: Store, seconds: float, name: str | None, clock: Callable[[], float] = time.time
 ) -> Spending:
-    """Of the last `seconds`, of all clusters or those of that name, also of those that are gone."""
+    """Of the last `seconds`, of all clusters or those of that name, also of those that are gone.
+    RecordError for a name that none has had: a mistyped one must not look like one that is free."""
     now = clock()
     since = max(0.0, now - seconds)
     known = [item for item in find_billed(store).values() if name in (None, item.name)]
     damage = store.list_cluster_damage(name)
+    if not (damage or name in {None, *(item.name for item in store.list_past())}):
+        choose_cluster(store, name)
     warnings = [f"not counted: {line}" for line in damage]
     for at, item in enumerate(known):
         if _is_running(item):  # its machines may have ended themselves

@@ -363,7 +363,13 @@ def test_cost_status_and_the_receipt_count_the_same(until: float | None, store: 
 
 def test_what_goes_on_is_shown_as_so_far(store: Store, call: Call) -> None:
     assert " so far since " in call("cost", "--since", "9999d").err
-    assert " so far" not in call("cost", "old", "--since", "9999d").err
+    assert " so far" not in call("cost", "-c", "old", "--since", "9999d").err
+
+
+def test_a_mistyped_name_does_not_look_free(call: Call) -> None:
+    said = call("cost", "-c", "odl")
+    assert (said.code, said.out) == (7, "")
+    assert "no cluster named 'odl'" in said.err
 
 
 def test_an_unknown_price_makes_every_sum_a_lower_bound(store: Store, call: Call) -> None:
