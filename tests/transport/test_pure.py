@@ -134,6 +134,18 @@ def test_a_command_reaches_sh_through_any_shell(login_shell: str, text: str) -> 
         assert done.stdout == f"[{text}]"
 
 
+KINDS_OF_SH = ["sh", "bash --posix", "zsh --emulate sh"]
+
+
+@pytest.mark.parametrize("shell", [one for one in KINDS_OF_SH if shutil.which(one.split()[0])])
+def test_each_sh_hands_a_command_on_alike(shell: str) -> None:
+    script = assets.render("transport/wrap.sh.j2") + 'wrap "$1"\nprintf %s "$wrapped"\n'
+    for text in ("", "'", "it's", "'a' * ''", "a  b "):
+        argv = [*shell.split(), "-c", script, "sh", text]
+        made = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        assert shlex.split(made) == ["exec", "/bin/sh", "-c", text]
+
+
 def test_paths_are_no_options() -> None:
     assert protocol.quote_path("-rf") == "./-rf"
     assert protocol.quote_path("/a b") == "'/a b'"
