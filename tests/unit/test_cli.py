@@ -181,10 +181,6 @@ def test_ago(seconds: float, text: str) -> None:
     assert ago(seconds) == text
 
 
-def test_table() -> None:
-    assert format_table([("a", "bb"), ("cccc", "d")]) == "a     bb\ncccc  d"
-
-
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jname\rgone\u202e\udcff"
 """What a file, a device or a program on a node may be called."""
 
@@ -201,6 +197,7 @@ def test_what_nodes_say_cannot_command_the_terminal(
 
 
 def test_a_cell_of_a_table_stays_in_its_row() -> None:
+    assert format_table([("a", "bb"), ("cccc", "d")]) == "a     bb\ncccc  d"
     rows = format_table([("node", "live"), (HOSTILE, "two\nlines")]).splitlines()
     assert len(rows) == 2
     assert rows[1].isprintable()

@@ -18,6 +18,7 @@ from clusterctl.core.model import Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.machines import providers
 from clusterctl.machines.local import processes
 from clusterctl.machines.local.layout import Site, make_site
+from tests.unit.scripts import until
 
 HOUR = 3600.0
 
@@ -64,11 +65,7 @@ def test_it_runs_nothing_from_the_folder_of_up(
     for settings in (folder / "clusterctl.toml", folder / "clusterctl" / "clusterctl.toml"):
         settings.write_text("no = 'such key'\n")
     arm(cluster, place, time.time() - 1)
-    until = time.monotonic() + 60
-    while open_store().list_names():
-        assert time.monotonic() < until, (place.folder / "reaper.log").read_text()
-        assert not ran.exists()
-        time.sleep(0.05)
+    until(lambda: ran.exists() or not open_store().list_names())
     assert not ran.exists()
 
 
@@ -80,10 +77,7 @@ def test_status_says_when_it_is_gone(lab: tuple[Cluster, Site]) -> None:
     for process in processes.scan(place):
         with suppress(ProcessLookupError):  # one that has ended by itself since
             os.kill(process.pid, signal.SIGKILL)
-    until = time.monotonic() + 30
-    while processes.scan(place):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not processes.scan(place))
     (said,) = status.read_status(store, cluster).warnings
     assert "is not running: `clusterctl up lab` starts it again" in said
     (said,) = status.read_status(store, replace(cluster, deadline=time.time() - 1)).warnings
@@ -105,8 +99,5 @@ def test_it_ends_where_the_cluster_s_folder_is_gone(lab: tuple[Cluster, Site]) -
     cluster, place = lab
     arm(cluster, place, time.time() + 6)  # it looks again then, or after five seconds
     (place.folder / "deadline").unlink()
-    until = time.monotonic() + 60
-    while processes.scan(place):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: not processes.scan(place))
     assert open_store().list_names() == ("lab",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -205,55 +205,34 @@ def test_host_keys_of_a_new_namesake_are_new(tmp_path: Path) -> None:
     assert not store.booting
 
 
+def note(folder: Path, **rows: dict[str, Any]) -> Callable[[Resource], bool]:
+    """What Terraform knows by a state with one resource of each of these kinds."""
+    usual = {"mode": "managed", "name": "this"}
+    state = [{**usual, "type": f"aws_{kind}", "instances": [row]} for kind, row in rows.items()]
+    (folder / "terraform.tfstate").write_text(json.dumps({"resources": state}))
+    binary = Binary("terraform", (1, 11, 4))
+    return make_is_known(Terraform(folder, binary, cluster="lab", cache=folder))
+
+
 def test_what_terraform_has_not_noted_is_told_apart(tmp_path: Path) -> None:
     """Names of ours are the cluster's id, which every tag in the state holds."""
-    state = {
-        "resources": [
-            {
-                "mode": "managed",
-                "type": "aws_instance",
-                "name": "this",
-                "instances": [
-                    {"index_key": "launcher", "attributes": {"id": "i-1", "tags": {"c": "lab-1"}}}
-                ],
-            }
-        ]
-    }
-    runner = Terraform(tmp_path, Binary("terraform", (1, 11, 4)), cluster="lab", cache=tmp_path)
-    assert not make_is_known(runner)(Resource("instance", "i-1"))
-    (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
-    known = make_is_known(runner)
+    assert not note(tmp_path)(Resource("instance", "i-1"))
+    machine = {"index_key": "launcher", "attributes": {"id": "i-1", "tags": {"c": "lab-1"}}}
+    known = note(tmp_path, instance=machine)
     assert known(Resource("instance", "i-1"))
     assert not known(Resource("instance", "i-2"))
     assert not known(Resource("key pair", "lab-1"))
     assert not known(Resource("placement group", "lab-1"))
-    state["resources"].append(
-        {"mode": "managed", "type": "aws_key_pair", "name": "this", "instances": [{}]}
-    )
-    (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
-    assert make_is_known(runner)(Resource("key pair", "lab-1"))
+    assert note(tmp_path, instance=machine, key_pair={})(Resource("key pair", "lab-1"))
 
 
 def test_a_nat_gateway_that_terraform_would_replace_is_removed_first(tmp_path: Path) -> None:
     """Ctrl-C while AWS was making it: whether it was there in the end is known to who removes it,
     and Terraform does not say so."""
-    gateway: dict[str, Any] = {"attributes": {"id": "nat-1"}}
-    state = {
-        "resources": [
-            {"mode": "managed", "type": "aws_nat_gateway", "name": "this", "instances": [gateway]},
-            {
-                "mode": "managed",
-                "type": "aws_instance",
-                "name": "this",
-                "instances": [{"attributes": {"id": "i-1"}, "status": "tainted"}],
-            },
-        ]
-    }
-    runner = Terraform(tmp_path, Binary("terraform", (1, 11, 4)), cluster="lab", cache=tmp_path)
-    for status, known in (("", True), ("tainted", False)):
-        gateway |= {"status": status} if status else {}
-        (tmp_path / "terraform.tfstate").write_text(json.dumps(state))
-        is_known = make_is_known(runner)
+    tainted = {"attributes": {"id": "i-1"}, "status": "tainted"}
+    gateway = {"attributes": {"id": "nat-1"}}
+    for row, known in ((gateway, True), ({**gateway, "status": "tainted"}, False)):
+        is_known = note(tmp_path, nat_gateway=row, instance=tainted)
         assert is_known(Resource("NAT gateway", "nat-1")) is known
         assert is_known(Resource("instance", "i-1")), "Terraform replaces it"
 

@@ -34,8 +34,10 @@ from tests.unit.making import cluster, node
 from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
+CPU = NodeGroup(count=1, family="cpu")
 
-def wanted(group: NodeGroup, **cloud: Any) -> ClusterSpec:
+
+def wanted(group: NodeGroup = CPU, **cloud: Any) -> ClusterSpec:
     return ClusterSpec(
         name="lab",
         provider="ec2",
@@ -94,7 +96,7 @@ def test_an_account_that_keeps_its_networks_closed_is_named(hidden: bool) -> Non
 
     def look(**more: Any) -> preflight.Survey:
         cloud = {"private": hidden, "instance_connect": hidden, **more}
-        wish = wanted(NodeGroup(count=1, family="cpu"), **cloud)
+        wish = wanted(**cloud)
         return preflight.survey(Closing("us-east-1"), wish, None, print)
 
     if hidden:
@@ -105,7 +107,7 @@ def test_an_account_that_keeps_its_networks_closed_is_named(hidden: bool) -> Non
     assert "--vpc that is excluded" in caught.value.hint
     assert ("without public addresses: --instance-connect" in caught.value.hint) != hidden
     for half in ({"private": True}, {"instance_connect": True}):
-        wish = wanted(NodeGroup(count=1, family="cpu"), **half)
+        wish = wanted(**half)
         with pytest.raises(ProviderError, match="could not be reached from the internet"):
             ec2_network.check_new_network(Closing("us-east-1"), wish)
 
@@ -124,7 +126,7 @@ def test_who_may_make_no_network_is_told_before_it_costs() -> None:
 
     def check(there: bool = False, **cloud: Any) -> list[str]:
         asked.clear()
-        wish = wanted(NodeGroup(count=1, family="cpu"), tag=("team=ml",), **cloud)
+        wish = wanted(tag=("team=ml",), **cloud)
         ec2_network.check_new_network(Kept("us-east-1"), wish, **({"there": True} if there else {}))
         return list(asked)
 
@@ -238,7 +240,7 @@ def test_an_aws_cli_that_opens_no_tunnels_is_seen_before_it_costs(
 ) -> None:
     write_program(tmp_path / "aws", f"echo '{said}'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    wish = wanted(NodeGroup(count=1, family="cpu"), instance_connect=True)
+    wish = wanted(instance_connect=True)
     with pytest.raises(ProviderError, match=rf"2\.12 or newer.*{said}"):
         Ec2Provider(Offering).plan(wish)
     write_program(tmp_path / "aws", "echo aws-cli/2.12.0")
@@ -288,7 +290,7 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
 @rows("zones, wrong", "ec2_refusals.a_zone_that_offers_nothing_is_named")
 def test_a_zone_that_offers_nothing_is_named(zones: tuple[str, ...], wrong: str) -> None:
     with pytest.raises(UsageError, match=f"^--zones {wrong}: ") as caught:
-        survey(wanted(NodeGroup(count=1, family="cpu"), zones=zones))
+        survey(wanted(zones=zones))
     assert "zones that do: us-east-1a, us-east-1b" in caught.value.hint
 
 
@@ -310,7 +312,7 @@ def test_credentials_of_another_account_find_nothing_that_counts(
     """`down` would take nothing found for nothing left."""
     current = Cluster(
         id="lab-1",
-        spec=wanted(NodeGroup(count=1, family="cpu")),
+        spec=wanted(),
         phase=Phase.READY,
         created=0.0,
         account="210987654321",
@@ -329,7 +331,7 @@ def test_a_mistyped_family_is_told_before_aws_is_asked() -> None:
 
 
 def test_a_launcher_is_a_small_machine() -> None:
-    wish = wanted(NodeGroup(count=1, family="cpu"), launcher_type="t3.micr")
+    wish = wanted(launcher_type="t3.micr")
     with pytest.raises(UsageError) as caught:
         survey(wish)
     assert "--region" in caught.value.hint
@@ -385,7 +387,7 @@ def test_the_largest_cluster_that_fits(
 @pytest.mark.parametrize("spot", [True, False])
 def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
     told: list[str] = []
-    wish = wanted(NodeGroup(count=1, family="cpu"), spot=spot, spot_fallback=True)
+    wish = wanted(spot=spot, spot_fallback=True)
     preflight.survey(Offering("us-east-1"), wish, None, told.append)
     line = "--spot-fallback does nothing without --spot: the workers are on-demand"
     assert told == ([] if spot else [line])
@@ -596,12 +598,6 @@ def test_a_network_of_dedicated_machines_is_refused() -> None:
 # --tag: what an organization demands of all that is made, before it costs money.
 
 
-def wish(*tag: str) -> ClusterSpec:
-    cloud = CloudSpec(region="us-east-1", tag=tag)
-    groups = (NodeGroup(count=1, family="cpu"),)
-    return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=cloud)
-
-
 def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
     assert api.parse_tags(["team=ml", "project=a=b", "empty="]) == {
         "team": "ml",
@@ -613,7 +609,7 @@ def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
 @rows("text, said", "ec2_tags.what_is_no_tag_is_refused_before_aws_is_asked")
 def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        spec.resolve_rules(wish(text), None)
+        spec.resolve_rules(wanted(tag=(text,)), None)
 
 
 def test_the_dry_runs_have_them() -> None:
@@ -629,7 +625,7 @@ def test_the_dry_runs_have_them() -> None:
             asked.append((action, arguments["TagSpecifications"]))
             return {}
 
-    preflight.survey(Asking("us-east-1"), wish("team=ml"), None, print)
+    preflight.survey(Asking("us-east-1"), wanted(tag=("team=ml",)), None, print)
     launched = {"instance", "volume", "network-interface"}  # all that a launch makes
     made = {
         "run_instances": launched,
@@ -648,8 +644,8 @@ def test_the_dry_runs_have_them() -> None:
         def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
             return [instance("launcher")]
 
-    begun = replace(cluster(), spec=wish("team=ml"), nodes=())
-    preflight.survey(There("us-east-1"), wish("team=ml"), begun, print)
+    begun = replace(cluster(), spec=wanted(tag=("team=ml",)), nodes=())
+    preflight.survey(There("us-east-1"), wanted(tag=("team=ml",)), begun, print)
     assert {action for action, _ in asked} == {"run_instances"}, "it has its network"
 
 
@@ -721,7 +717,7 @@ class Pictured(Offering):
 
 
 def look(**row: Any) -> preflight.Survey:
-    wish = wanted(NodeGroup(count=1, family="cpu"), ami="ami-2")
+    wish = wanted(ami="ami-2")
     return preflight.survey(Pictured(**row), wish, None, print)
 
 
@@ -744,7 +740,7 @@ def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami:
         def read_image(self, id: str) -> Image | None:
             return None
 
-    wish = wanted(NodeGroup(count=1, family="cpu"), ami=ami)
+    wish = wanted(ami=ami)
     with pytest.raises((ProviderError, UsageError), match="no machine image") as caught:
         preflight.survey(Allowing("us-east-1"), wish, None, print)
     assert "aws ec2 get-allowed-images-settings" in caught.value.hint
@@ -764,7 +760,7 @@ def test_the_launcher_has_no_other_image_than_ubuntu() -> None:
             return None
 
     launcher = spec.PlannedMachine(name=LAUNCHER, instance_type="t3.micro", image=LAUNCHER, disk=30)
-    wish = wanted(NodeGroup(count=1, family="cpu"), ami="ami-2")
+    wish = wanted(ami="ami-2")
     with pytest.raises(ProviderError, match="of 099720109477 is in eu-west-1") as no:
         preflight.choose_image(Without("eu-west-1"), wish, [launcher])
     assert no.value.hint.startswith("choose another --region; images")

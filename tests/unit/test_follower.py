@@ -22,6 +22,7 @@ from clusterctl.transport.pool import LocalChannel, LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
 from tests.unit import making
 from tests.unit.followed import ENDED, Site, agent, site, text
+from tests.unit.scripts import until
 
 __all__ = ["agent", "site"]
 
@@ -36,10 +37,7 @@ def append_for_ever() -> Iterator[Callable[[Path], None]]:
         path.write_bytes(b"first\n")
         with path.open("ab") as file:
             started.append(subprocess.Popen([sys.executable, "-Ic", program], stdout=file))
-        until = time.monotonic() + 20
-        while path.stat().st_size < 100:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: path.stat().st_size >= 100)
 
     yield start
     for process in started:
@@ -76,12 +74,12 @@ def test_a_rank_that_writes_all_the_time_is_not_asked_all_the_time(
     """Polls cost processor time on its node: a rank that prints a line now and then must not pay
     more for them than one that prints none."""
     append_for_ever(site.folder("worker-1") / "out" / "rank-0.out")
-    until = time.monotonic() + 2
+    end = time.monotonic() + 2
     looks = 0
     with site.open() as follower:
         for pieces in follower.read_batches():
             looks += bool(pieces)
-            if time.monotonic() > until:
+            if time.monotonic() > end:
                 break
     assert 0 < looks <= 20
 
