@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from clusterctl.core.job import Job, JobSpec, Program, ProgramKind
 from clusterctl.core.model import (
     Accelerator,
+    Charge,
+    CloudSpec,
     Cluster,
     ClusterSpec,
     Interface,
@@ -112,6 +114,21 @@ def cluster(*nodes: Node, **changes: Any) -> Cluster:
         shares_machine=spec.provider == "local",
     )
     return replace(made, **changes)
+
+
+CPU = NodeGroup(count=1, family="cpu")
+
+
+def wish(*groups: NodeGroup, **cloud: Any) -> ClusterSpec:
+    """A cluster on EC2 that is wanted, of one CPU worker or of these groups."""
+    place = CloudSpec(**{"region": "us-east-1", **cloud})
+    return ClusterSpec(name="lab", provider="ec2", groups=groups or (CPU,), cloud=place)
+
+
+def charge(node: str = "worker-1", hourly: float | None = 1.0, **changes: Any) -> Charge:
+    """What an instance of that node costs, since time 0."""
+    usual = {"part": "instance", "item": "x", "source": "", "since": 0.0}
+    return Charge(node=node, hourly=hourly, **{**usual, **changes})
 
 
 def program(*args: str, **changes: Any) -> Program:

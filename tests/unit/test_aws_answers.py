@@ -11,22 +11,21 @@ from typing import Any
 
 import pytest
 
-from clusterctl.core.model import Cluster, NodeGroup, Phase
+from clusterctl.core.model import Cluster, Phase
 from clusterctl.errors import ProviderError
 from clusterctl.machines.ec2 import api as ec2_api
 from clusterctl.machines.ec2 import preflight, refusals, remove
 from clusterctl.machines.ec2.api import Api
 from clusterctl.machines.ec2.refusals import CapacityError, RefusedByAws
 from tests.unit.answering import answering
+from tests.unit.making import wish
 from tests.unit.tables import rows
-from tests.unit.test_ec2_refusals import wanted
 
 
 def go_on(api: Api) -> object:
     """A further `up`."""
-    wish = wanted(NodeGroup(count=1, family="cpu"))
-    current = Cluster(id="lab-1", spec=wish, phase=Phase.CREATING, created=0.0)
-    return preflight.survey(api, wish, current, print)
+    current = Cluster(id="lab-1", spec=wish(), phase=Phase.CREATING, created=0.0)
+    return preflight.survey(api, current.spec, current, print)
 
 
 @pytest.mark.timeout(30)

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from clusterctl.errors import LeftoverError, ProviderError
 from clusterctl.insight import cost as insight_cost
 from clusterctl.machines.protocol import Cloud
 from clusterctl.state.store import Store
+from tests.unit import making
 from tests.unit.calling import Call
 from tests.unit.making import cluster, job, spec
 from tests.unit.provided import NothingLeft, provide
@@ -38,12 +40,8 @@ def clock() -> float:
     return NOW
 
 
-def charge(name: str, **changes: object) -> Charge:
-    """A dollar an hour, for three days."""
-    made = Charge(
-        node=name, part="instance", item="x", hourly=1.0, source="", since=NOW - 72 * HOUR
-    )
-    return replace(made, **changes)
+charge = partial(making.charge, since=NOW - 72 * HOUR)
+"""A dollar an hour, for three days."""
 
 
 def forgotten(**changes: object) -> Cluster:
@@ -228,15 +226,7 @@ NOON = time.mktime((2023, 11, 20, 12, 0, 0, 0, 0, -1))
 
 
 def machine(since: float, until: float | None = None, hourly: float | None = 2.0) -> Charge:
-    return Charge(
-        node="worker-1",
-        part="instance",
-        item="big",
-        hourly=hourly,
-        source="",
-        since=since,
-        until=until,
-    )
+    return making.charge(hourly=hourly, item="big", since=since, until=until)
 
 
 def made(name: str, *charges: Charge) -> Cluster:

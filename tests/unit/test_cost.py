@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from msgspec.structs import replace
 from clusterctl.core.model import (
     HOURS_PER_MONTH,
     Charge,
-    CloudSpec,
     Cluster,
     ClusterSpec,
     NodeGroup,
@@ -20,14 +20,13 @@ from clusterctl.core.model import (
 from clusterctl.errors import UsageError
 from clusterctl.insight import cost
 from clusterctl.machines import charges
+from tests.unit import making
 from tests.unit.tables import rows
 
 HOUR = 3600.0
 
 
-def charge(**changes: Any) -> Charge:
-    values = {"node": "worker-1", "part": "instance", "item": "big", "hourly": 2.0, "source": ""}
-    return Charge(**{**values, "since": 0.0, **changes})
+charge = partial(making.charge, item="big", hourly=2.0)
 
 
 def test_dollars_grow_until_the_end() -> None:
@@ -92,9 +91,7 @@ NOW = 1770717600.0  # in the shortest month
 
 
 def wish(workers: int, **cloud: Any) -> ClusterSpec:
-    groups = (NodeGroup(count=workers, family="cpu"),)
-    cloud = {"region": "us-east-1", **cloud}
-    return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=CloudSpec(**cloud))
+    return making.wish(NodeGroup(count=workers, family="cpu"), **cloud)
 
 
 def spent_elsewhere(dollars: float) -> ClusterSpec:
@@ -104,10 +101,7 @@ def spent_elsewhere(dollars: float) -> ClusterSpec:
 def machines(hours: float) -> tuple[Charge, ...]:
     """Two for a dollar an hour, that have run for so long."""
     since = NOW - hours * HOUR
-    return tuple(
-        Charge(node=name, part="instance", item="x", hourly=1.0, source="", since=since)
-        for name in ("launcher", "worker-1")
-    )
+    return tuple(making.charge(name, since=since) for name in ("launcher", "worker-1"))
 
 
 def test_what_was_spent_in_other_regions_is_part_of_every_sum() -> None:

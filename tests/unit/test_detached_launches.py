@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from clusterctl.actions import launch
 from clusterctl.actions.common import open_store
-from clusterctl.core.model import Charge, Phase
+from clusterctl.core.model import Phase
 from clusterctl.machines.local.provider import LocalProvider
 from clusterctl.state.store import mark_launch
 from tests.unit.calling import Call
-from tests.unit.making import cluster
+from tests.unit.making import charge, cluster
 from tests.unit.provided import provide
 from tests.unit.staged import Staged, lab
 from tests.unit.tables import rows
@@ -113,8 +113,7 @@ def test_a_file_that_was_changed_here_is_kept_and_so_is_the_cluster(
 
 
 def test_at_the_deadline_it_is_said_what_is_lost(call: Call, here: Staged) -> None:
-    charge = Charge(node="launcher", part="instance", item="x", hourly=1, source="", since=1.0)
-    here.store.save(replace(here.where, deadline=2.0, charges=(charge.end_at(2.0),)))
+    here.store.save(replace(here.where, deadline=2.0, charges=(charge("launcher").end_at(2.0),)))
     said: list[str] = []
     assert launch.bring(here.store, "lab", said.append)
     assert "job 7" in said[0]
@@ -138,10 +137,7 @@ def test_a_new_cluster_has_the_name_of_the_program(words: tuple[str, ...], call:
 
 
 def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) -> None:
-    def charge(node: str) -> Charge:
-        return Charge(node=node, part="instance", item="x", hourly=0.25, source="", since=1.0)
-
-    charges = (charge("launcher"), charge("worker-1"))
+    charges = (charge("launcher", 0.25), charge("worker-1", 0.25))
     here.store.save(replace(here.where, deadline=4e9, charges=charges))
     [what, price] = launch.describe_launch(here.store, "lab")
     assert str(project) in what

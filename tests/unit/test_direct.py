@@ -193,6 +193,15 @@ def test_a_resumed_job_looks_for_what_its_arguments_name() -> None:
     assert "rerun 4 --resume" in again.resume.refusal
 
 
+def test_what_dry_run_shows() -> None:
+    where, what = cluster(), spec()
+    plan = launcher.plan_launch("mpirun", request(where, what))
+    shown = Direct().preview(job(where, what), where, plan)
+    assert shown.sections[0] == ("hostfile", plan.files["hostfile"])
+    said = {name: getattr(plan, name) for name in ("argv", "node_env", "agents", "files")}
+    assert shown.document == {**said, "placement": {"worker-1": [0], "worker-2": [1]}}
+
+
 def test_what_is_said_without_a_snapshot_may_have_braces() -> None:
     said = planned(resume_args="--from {snapshot} {x}", keep_files=("a{b}",))["resume"]
     assert said["nothing"].format(whole="") == (

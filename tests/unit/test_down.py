@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from clusterctl.actions import down, outputs
 from clusterctl.actions.common import Unfetched
 from clusterctl.core.job import Job, JobState
-from clusterctl.core.model import Charge, Cluster, Phase
+from clusterctl.core.model import Cluster, Phase
 from tests.unit.calling import Call, judge
+from tests.unit.making import charge
 from tests.unit.provided import NothingLeft, provide
 from tests.unit.staged import Staged, lab
 
@@ -260,8 +261,7 @@ def test_machines_that_are_gone_have_no_outputs(
     call: Call, here: Staged, silent: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that ended themselves at their deadline, or that AWS has taken back."""
-    charge = Charge(node="worker-1", part="instance", item="x", hourly=1.0, source="", since=1.0)
-    here.store.save(replace(silent, charges=(charge,)))
+    here.store.save(replace(silent, charges=(charge(),)))
     provide(monkeypatch, "local", Gone())
     assert call("down").code == 0
     assert not stays(here)

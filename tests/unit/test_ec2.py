@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from clusterctl.core import catalog, keys
-from clusterctl.core.model import Charge, CloudSpec, ClusterSpec, NodeGroup, Runtime
+from clusterctl.core.model import ClusterSpec, NodeGroup, Runtime
 from clusterctl.errors import UsageError
 from clusterctl.machines import deadlines
 from clusterctl.machines.ec2 import create, prices, refusals, remove, spec
@@ -22,16 +22,8 @@ from clusterctl.machines.ec2.host_keys import HostKeys
 from clusterctl.machines.protocol import Resource
 from clusterctl.terraform.binary import Binary
 from clusterctl.terraform.folder import Terraform
+from tests.unit.making import charge, wish
 from tests.unit.tables import rows
-
-
-def wish(*groups: NodeGroup, **cloud: object) -> ClusterSpec:
-    return ClusterSpec(
-        name="lab",
-        provider="ec2",
-        groups=groups or (NodeGroup(count=2, family="g4dn"),),
-        cloud=replace(CloudSpec(region="us-east-1"), **cloud),
-    )
 
 
 @rows("counts, present, numbers", "ec2.workers_keep_their_numbers")
@@ -138,13 +130,6 @@ def test_packages_are_those_of_the_constraints() -> None:
     for lines in catalog.NODE_PACKAGES.values():
         for line in lines:
             assert line.replace("'", '"') in text
-
-
-def charge(node: str = "worker-1", hourly: float | None = 1.0, **changes: object) -> Charge:
-    made = Charge(
-        node=node, part="instance", item="t3.xlarge", hourly=hourly, source="a list", since=0.0
-    )
-    return replace(made, **changes)
 
 
 def test_what_runs_goes_on_and_what_is_gone_ends() -> None:

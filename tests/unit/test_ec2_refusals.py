@@ -30,24 +30,13 @@ from clusterctl.machines.ec2.provider import Ec2Provider
 from clusterctl.machines.protocol import LAUNCHER
 from tests.unit.deaf import deaf_port
 from tests.unit.fake_ec2 import Offering, instance
-from tests.unit.making import cluster, node
+from tests.unit.making import cluster, node, wish
 from tests.unit.scripts import write_program
 from tests.unit.tables import rows
 
-CPU = NodeGroup(count=1, family="cpu")
 
-
-def wanted(group: NodeGroup = CPU, **cloud: Any) -> ClusterSpec:
-    return ClusterSpec(
-        name="lab",
-        provider="ec2",
-        groups=(group,),
-        cloud=CloudSpec(region="us-east-1", **cloud),
-    )
-
-
-def survey(wish: ClusterSpec) -> preflight.Survey:
-    return preflight.survey(Offering("us-east-1"), wish, None, print)
+def survey(wanted: ClusterSpec) -> preflight.Survey:
+    return preflight.survey(Offering("us-east-1"), wanted, None, print)
 
 
 @rows("ami, image, images, refused", "ec2_refusals.gpus_before_turing_need_a_driver_and_an_image")
@@ -56,14 +45,14 @@ def test_gpus_before_turing_need_a_driver_and_an_image(
 ) -> None:
     """Neither those of ours has code for them: the first kernel would say so, for money."""
     kind = InstanceType(name="p3dn.24xlarge", vcpus=96, gpus=8, gpu_maker="NVIDIA", gpu="V100")
-    wish = replace(
-        wanted(NodeGroup(count=1, instance_type=kind.name), ami=ami), image=image, images=images
+    wanted = replace(
+        wish(NodeGroup(count=1, instance_type=kind.name), ami=ami), image=image, images=images
     )
     if not refused:
-        preflight.check_types("us-east-1", wish, {kind.name: kind})
+        preflight.check_types("us-east-1", wanted, {kind.name: kind})
         return
     with pytest.raises(UsageError, match=r"p3dn\.24xlarge has V100 GPUs") as caught:
-        preflight.check_types("us-east-1", wish, {kind.name: kind})
+        preflight.check_types("us-east-1", wanted, {kind.name: kind})
     assert "--ami" in caught.value.hint
 
 
@@ -73,13 +62,13 @@ def test_efa_needs_libfabric_where_ranks_run(
 ) -> None:
     """It would be paid for otherwise, and no rank would use it."""
     kind = InstanceType(name="p4d.24xlarge", vcpus=96, gpu_maker=maker, efa=("efa",))
-    wish = wanted(NodeGroup(count=2, instance_type=kind.name), efa=True, ami=ami)
-    wish = replace(wish, runtime=Runtime(runtime), image=image)
+    wanted = wish(NodeGroup(count=2, instance_type=kind.name), efa=True, ami=ami)
+    wanted = replace(wanted, runtime=Runtime(runtime), image=image)
     if not refused:
-        preflight.check_types("us-east-1", wish, {kind.name: kind})
+        preflight.check_types("us-east-1", wanted, {kind.name: kind})
         return
     with pytest.raises(UsageError, match=f"--efa: the {refused} .* no libfabric") as caught:
-        preflight.check_types("us-east-1", wish, {kind.name: kind})
+        preflight.check_types("us-east-1", wanted, {kind.name: kind})
     assert "--image" in caught.value.hint
 
 
@@ -96,8 +85,8 @@ def test_an_account_that_keeps_its_networks_closed_is_named(hidden: bool) -> Non
 
     def look(**more: Any) -> preflight.Survey:
         cloud = {"private": hidden, "instance_connect": hidden, **more}
-        wish = wanted(**cloud)
-        return preflight.survey(Closing("us-east-1"), wish, None, print)
+        wanted = wish(**cloud)
+        return preflight.survey(Closing("us-east-1"), wanted, None, print)
 
     if hidden:
         assert look().zones
@@ -107,9 +96,9 @@ def test_an_account_that_keeps_its_networks_closed_is_named(hidden: bool) -> Non
     assert "--vpc that is excluded" in caught.value.hint
     assert ("without public addresses: --instance-connect" in caught.value.hint) != hidden
     for half in ({"private": True}, {"instance_connect": True}):
-        wish = wanted(**half)
+        wanted = wish(**half)
         with pytest.raises(ProviderError, match="could not be reached from the internet"):
-            ec2_network.check_new_network(Closing("us-east-1"), wish)
+            ec2_network.check_new_network(Closing("us-east-1"), wanted)
 
 
 def test_who_may_make_no_network_is_told_before_it_costs() -> None:
@@ -126,8 +115,10 @@ def test_who_may_make_no_network_is_told_before_it_costs() -> None:
 
     def check(there: bool = False, **cloud: Any) -> list[str]:
         asked.clear()
-        wish = wanted(tag=("team=ml",), **cloud)
-        ec2_network.check_new_network(Kept("us-east-1"), wish, **({"there": True} if there else {}))
+        wanted = wish(tag=("team=ml",), **cloud)
+        ec2_network.check_new_network(
+            Kept("us-east-1"), wanted, **({"there": True} if there else {})
+        )
         return list(asked)
 
     assert check(there=True) == check(vpc="vpc-1") == check(subnet=("subnet-1",)) == []
@@ -159,10 +150,10 @@ def test_a_type_that_is_not_sold_that_way_is_refused(spot: bool) -> None:
             found = super().list_instance_types(names)
             return found | {"t3.xlarge": replace(found["t3.xlarge"], markets=markets)}
 
-    wish = wanted(NodeGroup(count=1, instance_type="t3.xlarge"), spot=spot)
+    wanted = wish(NodeGroup(count=1, instance_type="t3.xlarge"), spot=spot)
     said = "as spot instances" if spot else "on demand"
     with pytest.raises(UsageError, match=f"does not sell t3.xlarge {said} in us-east-1") as no:
-        preflight.survey(Particular("us-east-1"), wish, None, print)
+        preflight.survey(Particular("us-east-1"), wanted, None, print)
     assert no.value.hint
 
 
@@ -194,9 +185,9 @@ def test_several_network_cards_need_private_workers() -> None:
 
     group = NodeGroup(count=1, instance_type="t3.xlarge")
     with pytest.raises(UsageError, match=r"--efa: t3\.xlarge has 4 network") as caught:
-        preflight.survey(Large("us-east-1"), wanted(group, efa=True), None, print)
+        preflight.survey(Large("us-east-1"), wish(group, efa=True), None, print)
     assert "--private" in caught.value.hint
-    found = preflight.survey(Large("us-east-1"), wanted(group, efa=True, private=True), None, print)
+    found = preflight.survey(Large("us-east-1"), wish(group, efa=True, private=True), None, print)
     assert found.nat
 
 
@@ -240,11 +231,11 @@ def test_an_aws_cli_that_opens_no_tunnels_is_seen_before_it_costs(
 ) -> None:
     write_program(tmp_path / "aws", f"echo '{said}'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    wish = wanted(instance_connect=True)
+    wanted = wish(instance_connect=True)
     with pytest.raises(ProviderError, match=rf"2\.12 or newer.*{said}"):
-        Ec2Provider(Offering).plan(wish)
+        Ec2Provider(Offering).plan(wanted)
     write_program(tmp_path / "aws", "echo aws-cli/2.12.0")
-    assert Ec2Provider(Offering).plan(wish)
+    assert Ec2Provider(Offering).plan(wanted)
 
 
 def test_a_node_that_does_not_answer_names_the_cluster_to_try_again(tmp_path: Path) -> None:
@@ -290,7 +281,7 @@ def test_a_node_that_refuses_names_the_cluster_to_go_on_with(
 @rows("zones, wrong", "ec2_refusals.a_zone_that_offers_nothing_is_named")
 def test_a_zone_that_offers_nothing_is_named(zones: tuple[str, ...], wrong: str) -> None:
     with pytest.raises(UsageError, match=f"^--zones {wrong}: ") as caught:
-        survey(wanted(zones=zones))
+        survey(wish(zones=zones))
     assert "zones that do: us-east-1a, us-east-1b" in caught.value.hint
 
 
@@ -312,7 +303,7 @@ def test_credentials_of_another_account_find_nothing_that_counts(
     """`down` would take nothing found for nothing left."""
     current = Cluster(
         id="lab-1",
-        spec=wanted(),
+        spec=wish(),
         phase=Phase.READY,
         created=0.0,
         account="210987654321",
@@ -325,15 +316,15 @@ def test_credentials_of_another_account_find_nothing_that_counts(
 def test_a_mistyped_family_is_told_before_aws_is_asked() -> None:
     with pytest.raises(UsageError, match="unknown GPU family 'g4d'") as caught:
         Ec2Provider(lambda region: pytest.fail("asked AWS")).plan(
-            wanted(NodeGroup(count=2, family="g4d"))
+            wish(NodeGroup(count=2, family="g4d"))
         )
     assert caught.value.hint == "did you mean 'g4dn'?"
 
 
 def test_a_launcher_is_a_small_machine() -> None:
-    wish = wanted(launcher_type="t3.micr")
+    wanted = wish(launcher_type="t3.micr")
     with pytest.raises(UsageError) as caught:
-        survey(wish)
+        survey(wanted)
     assert "--region" in caught.value.hint
 
 
@@ -354,10 +345,10 @@ def test_what_runs_already_counts_towards_the_quota(
     workers: int, spot: bool, refused: bool
 ) -> None:
     """Two vCPUs each; the launcher is never a spot instance."""
-    wish = wanted(NodeGroup(count=workers, family="cpu"), spot=spot)
+    wanted = wish(NodeGroup(count=workers, family="cpu"), spot=spot)
 
     def look() -> object:
-        return preflight.survey(Busy("us-east-1"), wish, None, print)
+        return preflight.survey(Busy("us-east-1"), wanted, None, print)
 
     if not refused:
         look()
@@ -387,8 +378,8 @@ def test_the_largest_cluster_that_fits(
 @pytest.mark.parametrize("spot", [True, False])
 def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
     told: list[str] = []
-    wish = wanted(spot=spot, spot_fallback=True)
-    preflight.survey(Offering("us-east-1"), wish, None, told.append)
+    wanted = wish(spot=spot, spot_fallback=True)
+    preflight.survey(Offering("us-east-1"), wanted, None, told.append)
     line = "--spot-fallback does nothing without --spot: the workers are on-demand"
     assert told == ([] if spot else [line])
 
@@ -397,9 +388,9 @@ def test_a_fallback_from_nothing_is_said_before_it_costs(spot: bool) -> None:
 def test_a_family_and_a_type_that_contradict_each_other_are_refused(family: str, kind: str) -> None:
     groups = (NodeGroup(count=1, family=family, instance_type=kind),)
     with pytest.raises(UsageError, match=f"--gpu {family} and --instance-type {kind} contradict"):
-        spec.check_spec(ClusterSpec(name="lab", provider="ec2", groups=groups))
+        spec.check_spec(wish(*groups))
     fits = (replace(groups[0], instance_type=f"{family}.2xlarge"),)
-    spec.check_spec(ClusterSpec(name="lab", provider="ec2", groups=fits))
+    spec.check_spec(wish(*fits))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -609,7 +600,7 @@ def test_keys_and_values_are_split_at_the_first_equals_sign() -> None:
 @rows("text, said", "ec2_tags.what_is_no_tag_is_refused_before_aws_is_asked")
 def test_what_is_no_tag_is_refused_before_aws_is_asked(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        spec.resolve_rules(wanted(tag=(text,)), None)
+        spec.resolve_rules(wish(tag=(text,)), None)
 
 
 def test_the_dry_runs_have_them() -> None:
@@ -625,7 +616,7 @@ def test_the_dry_runs_have_them() -> None:
             asked.append((action, arguments["TagSpecifications"]))
             return {}
 
-    preflight.survey(Asking("us-east-1"), wanted(tag=("team=ml",)), None, print)
+    preflight.survey(Asking("us-east-1"), wish(tag=("team=ml",)), None, print)
     launched = {"instance", "volume", "network-interface"}  # all that a launch makes
     made = {
         "run_instances": launched,
@@ -644,8 +635,8 @@ def test_the_dry_runs_have_them() -> None:
         def list_instances(self, *filters: Any, **more: Any) -> list[Instance]:
             return [instance("launcher")]
 
-    begun = replace(cluster(), spec=wanted(tag=("team=ml",)), nodes=())
-    preflight.survey(There("us-east-1"), wanted(tag=("team=ml",)), begun, print)
+    begun = replace(cluster(), spec=wish(tag=("team=ml",)), nodes=())
+    preflight.survey(There("us-east-1"), wish(tag=("team=ml",)), begun, print)
     assert {action for action, _ in asked} == {"run_instances"}, "it has its network"
 
 
@@ -717,8 +708,8 @@ class Pictured(Offering):
 
 
 def look(**row: Any) -> preflight.Survey:
-    wish = wanted(ami="ami-2")
-    return preflight.survey(Pictured(**row), wish, None, print)
+    wanted = wish(ami="ami-2")
+    return preflight.survey(Pictured(**row), wanted, None, print)
 
 
 @rows("row, system", "ec2_refusals.an_image_that_is_not_ubuntu_is_refused")
@@ -740,9 +731,9 @@ def test_an_image_that_an_account_does_not_allow_is_as_if_it_were_not_there(ami:
         def read_image(self, id: str) -> Image | None:
             return None
 
-    wish = wanted(ami=ami)
+    wanted = wish(ami=ami)
     with pytest.raises((ProviderError, UsageError), match="no machine image") as caught:
-        preflight.survey(Allowing("us-east-1"), wish, None, print)
+        preflight.survey(Allowing("us-east-1"), wanted, None, print)
     assert "aws ec2 get-allowed-images-settings" in caught.value.hint
 
 
@@ -760,8 +751,8 @@ def test_the_launcher_has_no_other_image_than_ubuntu() -> None:
             return None
 
     launcher = spec.PlannedMachine(name=LAUNCHER, instance_type="t3.micro", image=LAUNCHER, disk=30)
-    wish = wanted(ami="ami-2")
+    wanted = wish(ami="ami-2")
     with pytest.raises(ProviderError, match="of 099720109477 is in eu-west-1") as no:
-        preflight.choose_image(Without("eu-west-1"), wish, [launcher])
+        preflight.choose_image(Without("eu-west-1"), wanted, [launcher])
     assert no.value.hint.startswith("choose another --region; images")
     assert "--ami" not in no.value.hint

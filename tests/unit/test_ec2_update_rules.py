@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from clusterctl.core.model import GATEWAY, Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.core.model import GATEWAY, Charge, Cluster, ClusterSpec, NodeGroup, Phase
 from clusterctl.errors import UsageError
 from clusterctl.machines.ec2 import preflight, prices, spec
 from clusterctl.machines.ec2.api import Api, Instance
 from clusterctl.machines.ec2.prices import Quote
+from tests.unit import making
 from tests.unit.fake_ec2 import instance
 from tests.unit.making import node
 from tests.unit.tables import rows
@@ -24,13 +26,8 @@ PRESENT = {"launcher": "t3.micro", "worker-1": "t3.xlarge"}
 
 
 def wish(count: int = 1, kind: str = "t3.xlarge", ttl: float = 0.0, **cloud: object) -> ClusterSpec:
-    return ClusterSpec(
-        name="lab",
-        provider="ec2",
-        groups=(NodeGroup(count=count, instance_type=kind),),
-        ttl=ttl,
-        cloud=replace(CloudSpec(region="us-east-1"), **cloud),
-    )
+    group = NodeGroup(count=count, instance_type=kind)
+    return replace(making.wish(group, **cloud), ttl=ttl)
 
 
 def cluster(made: ClusterSpec) -> Cluster:
@@ -39,9 +36,7 @@ def cluster(made: ClusterSpec) -> Cluster:
     )
 
 
-def charge(node: str, hourly: float | None = 1.0, **changes: object) -> Charge:
-    made = Charge(node=node, part="instance", item="x", hourly=hourly, source="", since=NOW - HOUR)
-    return replace(made, **changes)
+charge = partial(making.charge, since=NOW - HOUR)
 
 
 @pytest.mark.parametrize(

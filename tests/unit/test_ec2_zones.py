@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from clusterctl.core import progress
-from clusterctl.core.model import Charge, CloudSpec, Cluster, ClusterSpec, NodeGroup, Phase
+from clusterctl.core.model import Charge, Cluster, NodeGroup, Phase
 from clusterctl.core.progress import NodePhases
 from clusterctl.core.text import LAST_LINES, list_last_lines
 from clusterctl.errors import ProviderError, UsageError
@@ -28,6 +29,7 @@ from clusterctl.machines.ec2.refusals import CapacityError
 from clusterctl.machines.ec2.spec import ProviderState, make_reporter
 from clusterctl.machines.protocol import ProviderPlan
 from clusterctl.terraform.folder import Diagnostic, Event, Terraform, TerraformError
+from tests.unit import making
 from tests.unit.fake_ec2 import Allowing, instance
 from tests.unit.making import cluster, node
 from tests.unit.tables import rows
@@ -110,28 +112,14 @@ def make_all(
 ) -> Runner:
     """`running`, `spots`: the nodes there are, and those of them that are spot instances; `survey`:
     what else AWS has."""
-    wish = ClusterSpec(
-        name="lab",
-        provider="ec2",
-        groups=groups or (NodeGroup(count=workers, family="cpu"),),
-        cloud=CloudSpec(region="us-east-1", **cloud),
-    )
+    wish = making.wish(*(groups or [NodeGroup(count=workers, family="cpu")]), **cloud)
     cluster = Cluster(
         id="lab-1",
         spec=wish,
         phase=Phase.CREATING,
         created=0.0,
         nodes=tuple(node(name, machine=(machines or {}).get(name, f"i-{name}")) for name in nodes),
-        charges=(
-            Charge(
-                node="worker-1",
-                part="instance",
-                item="c7i.xlarge",
-                hourly=0.05,
-                source="",
-                since=0.0,
-            ),
-        ),
+        charges=(making.charge(item="c7i.xlarge", hourly=0.05),),
     )
     usual: dict[str, Any] = {"types": {}, "amis": {}, "placement": frozenset()}
     machines_to_be = spec.plan_machines(wish, {}, {})
@@ -343,7 +331,7 @@ class Bare(Account):
 @pytest.mark.parametrize("state", ["pending", "deleted"])
 def test_a_nat_gateway_without_machines_has_an_end_too(tmp_path: Path, state: str) -> None:
     """No machine could be made after it: it would cost money until somebody looks."""
-    wish = ClusterSpec(name="lab", provider="ec2", groups=(NodeGroup(count=1, family="cpu"),))
+    wish = making.wish()
     bare = Bare()
     bare.state = state
     order = Order(
@@ -447,10 +435,7 @@ def provider(market: type[Market], terraform: None) -> Ec2Provider:
     return Ec2Provider(market, clock=lambda: NOW, my_address=lambda: "203.0.113.9")
 
 
-def wish(**cloud: Any) -> ClusterSpec:
-    cloud = {"region": "us-east-1", "spot": True, **cloud}
-    groups = (NodeGroup(count=1, family="cpu"),)
-    return ClusterSpec(name="lab", provider="ec2", groups=groups, cloud=CloudSpec(**cloud))
+wish = partial(making.wish, spot=True)
 
 
 def attempted(plan: ProviderPlan, *nodes: str, ago: float) -> Cluster:

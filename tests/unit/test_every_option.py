@@ -45,7 +45,7 @@ from clusterctl.actions import (
 from clusterctl.actions.common import open_store
 from clusterctl.cli import clusters, run
 from clusterctl.core.job import JobState
-from clusterctl.core.model import Charge, Cluster, ClusterSpec, Role
+from clusterctl.core.model import Cluster, ClusterSpec, Role
 from clusterctl.core.text import read_toml
 from clusterctl.errors import ProviderError, UsageError
 from clusterctl.insight.metrics import MetricPoint
@@ -55,7 +55,7 @@ from clusterctl.machines.protocol import Cloud, ProviderPlan, Resource
 from clusterctl.options.kinds import Option, Verb
 from clusterctl.options.verbs import VERBS, find_limit
 from tests.unit.calling import Call, Said, state
-from tests.unit.making import cluster, job, node, spec
+from tests.unit.making import charge, cluster, job, node, spec
 from tests.unit.scripts import write_program
 
 
@@ -292,8 +292,7 @@ def money(scene: Scene, name: str) -> dict[str, Any]:
     if scene.verb != "cost":
         return {}
     since = time.time() - 7200
-    hourly = float(len(name))
-    spent = Charge(node="w", part="instance", item="x", hourly=hourly, source="", since=since)
+    spent = charge(hourly=float(len(name)), since=since)
     return {"id": f"{name}-1", "charges": (spent.end_at(since + 3900),)}
 
 

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from clusterctl.actions import lifetime
 from clusterctl.actions.common import open_store
 from clusterctl.core.job import JobState
-from clusterctl.core.model import Charge, CloudSpec, Cluster, Phase, Reporter, Thing
+from clusterctl.core.model import CloudSpec, Cluster, Phase, Reporter, Thing
 from clusterctl.core.text import format_time
 from clusterctl.errors import NodeUnreachable, ProviderError, UsageError
 from clusterctl.machines.protocol import Cloud
 from clusterctl.state.store import Store
-from tests.unit.making import cluster, job, spec
+from tests.unit.making import charge, cluster, job, spec
 from tests.unit.provided import provide
 
 NOW, HOUR = 1.7e9, 3600.0
@@ -81,12 +81,9 @@ def on_record(
     store: Store, ends_in: float | None, now: float = NOW, **changes: Any
 ) -> float | None:
     """The deadline of the cluster that is now on record."""
-    charges = [
-        Charge(node=name, part="instance", item="t", hourly=1.0, source="", since=now)
-        for name in NODES
-    ]
+    charges = tuple(charge(name, since=now) for name in NODES)
     end = None if ends_in is None else now + ends_in
-    store.save(cluster(deadline=end, charges=tuple(charges), **changes))
+    store.save(cluster(deadline=end, charges=charges, **changes))
     return end
 
 

@@ -23,7 +23,6 @@ from clusterctl.batch import direct
 from clusterctl.core.clock import Deadline
 from clusterctl.core.model import (
     GATEWAY,
-    Charge,
     CloudSpec,
     Cluster,
     Node,
@@ -38,7 +37,7 @@ from clusterctl.jobs.records import is_complete, read_stored
 from clusterctl.machines import bootstrap
 from clusterctl.machines.local.provider import LocalProvider
 from tests.unit.calling import Call
-from tests.unit.making import node
+from tests.unit.making import charge, node
 from tests.unit.provided import NothingLeft, provide
 from tests.unit.scripts import write_program
 from tests.unit.staged import Staged, lab
@@ -547,10 +546,7 @@ def old(tmp_path: Path, cloud: Cloud) -> Staged:
     launcher's report both workers ended after four."""
     made = lab(tmp_path / "nodes")
     now = time.time()
-    charges = tuple(
-        Charge(node=n.name, part="instance", item="x", hourly=1.0, source="", since=now - 10 * HOUR)
-        for n in made.where.nodes
-    )
+    charges = tuple(charge(node.name, since=now - 10 * HOUR) for node in made.where.nodes)
     spec = replace(made.where.spec, cloud=CloudSpec(idle=HOUR))
     where = replace(made.where, spec=spec, charges=charges, created=now - 10 * HOUR)
     made.store.save(replace(where, deadline=now + HOUR))
