@@ -804,8 +804,8 @@ def plan_terminal(
 ) -> tuple[tuple[str, ...], Path]:
     """The command that takes over this terminal, and the folder that it starts in."""
     cluster, job = prepared.cluster, prepared.job
-    script = f"{locate_folder(job, cluster, cluster.launcher.name)}/launch.sh"
-    words = ("/bin/sh", script, "terminal", *words)
+    script = f"{locate_folder(job, cluster, cluster.launcher.name)}/job.sh"
+    words = ("/bin/sh", script, "granted", *words)
     argv = load_system(cluster.system).interactive_argv(job.spec, cluster, words)
     if cluster.launcher.here:
         return argv, Path.cwd()

@@ -9,11 +9,10 @@ import os
 import shlex
 import signal
 import socket
-import subprocess
 import time
 from typing import List, Sequence
 
-from . import attend, messages, processes, queues, tasks
+from . import attend, granted, messages, processes, queues, tasks
 from .attend import NodeAnswer
 from .supervise import Ranks, Supervisor
 
@@ -52,7 +51,7 @@ class BatchSupervisor(Supervisor):
             self._warn(*meaning[name])
         self._watch_beside()
         if tasks.FAILED in early or not self._find_nodes():
-            self._know([[socket.gethostname(), "0", "0"]])
+            self._know([])
             self._end()
             return tasks.UNREADY
         self._make_attempts()
@@ -78,21 +77,23 @@ class BatchSupervisor(Supervisor):
     def _find_nodes(self) -> bool:
         if not tasks.compile_program(self._job, self._batch):
             return False
-        if subprocess.call(["/bin/sh", "./launch.sh", "prepare"], stdin=subprocess.DEVNULL):
-            return False
-        self._know([line.split() for line in processes.read_text("nodes").splitlines()])
-        return True
+        found: List[messages.Holder] = []
+        with contextlib.suppress(OSError):  # the disk is full
+            found = granted.find_nodes(self._job, self._batch)
+        self._know(found)
+        return bool(found)
 
-    def _know(self, rows: List[List[str]]) -> None:
-        """`rows`: a node, its first rank, and how many they are; this node before others."""
+    def _know(self, holders: List[messages.Holder]) -> None:
+        """This node before others."""
+        holders = holders or [messages.Holder(socket.gethostname(), 0, 0)]
         self._plan = self._plan._replace(
-            launcher=rows[0][0],
+            launcher=holders[0].name,
             nodes=[
-                messages.PlannedNode(row[0], (), self._job, here=not at)
-                for at, row in enumerate(rows)
+                messages.PlannedNode(one.name, (), self._job, here=one is holders[0])
+                for one in holders
             ],
-            holders=[messages.Holder(row[0], int(row[1]), int(row[2])) for row in rows],
-            ranks=sum(int(row[2]) for row in rows),
+            holders=holders,
+            ranks=sum(one.ranks for one in holders),
         )
         self._know_nodes()
 
@@ -127,6 +128,21 @@ class BatchSupervisor(Supervisor):
         self._write("attempt", f"{self._attempt}\n")
         placed = "".join(f"{holder.name}:{holder.ranks}," for holder in self._plan.holders)
         self._state.note(("running", None, self._attempt), ("placed", None, placed))
+
+    def _needs_preparation(self) -> bool:
+        return True
+
+    def _prepare(self) -> None:
+        hosts = {holder.name: holder.ranks for holder in self._plan.holders}
+        try:
+            command, environ = granted.choose_starter(self._job, self._batch.start, hosts)
+        except granted.UnfitError as error:
+            self._complain(str(error))
+            self._inbox.put("ready", False)
+            return
+        name, _, value = self._plan.tag.partition("=")
+        self._command = command, {**environ, name: value}
+        super()._prepare()
 
     def _choose_port(self) -> str:
         return str(attend.find_port())

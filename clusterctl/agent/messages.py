@@ -190,6 +190,38 @@ class OwnScript(NamedTuple):
     variables: Dict[str, str]
 
 
+class MpirunCall(NamedTuple):
+    """How an mpirun of one major version is called; `$cctl_device`, `$cctl_cidr`: those of the
+    first node's address. `by_subnet`: where that device has one address; `by_device`: where it has
+    more; `without_fabric`: where the first node has no fast network; `placed`: how ranks are placed
+    and bound, and what the user adds."""
+
+    words: Sequence[str]
+    by_subnet: Sequence[str]
+    by_device: Sequence[str]
+    without_fabric: Sequence[str]
+    placed: Sequence[str]
+
+
+class BatchStart(NamedTuple):
+    """How the ranks of a job of a batch system are started. `starter`: `auto`, `mpirun`, `srun` or
+    `once`; `mpi`: srun's, as far as that was asked for; `container`: srun's options for it;
+    `variables`: srun's, unless the site sets them; `calls`: of mpirun, by major version; `clean`:
+    sh that removes what that would read; `fast`: what a node with a fast network has, as patterns;
+    `without_mpi`: the option for programs that use none."""
+
+    starter: str
+    ranks: int
+    uses_mpi: bool
+    mpi: str
+    container: Sequence[str]
+    variables: Dict[str, str]
+    calls: Dict[str, MpirunCall]
+    clean: str
+    fast: Sequence[str]
+    without_mpi: str
+
+
 class BatchPlan(NamedTuple):
     """What the agent is told that sees a job of a batch system through, or a task of its array.
     `signals`: what the system warns by, what each means, and the one that ranks get for it, "":
@@ -204,6 +236,7 @@ class BatchPlan(NamedTuple):
     folder: str
     compile: str
     built: str
+    start: BatchStart
     warn_after: float = 0
     requeues: bool = False
     job: Optional[JobPlan] = None

@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 import shutil
+import socket
 import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -52,6 +53,25 @@ class SlurmQueue:
     DOWN = "connect failure"
     """What it says, as a pattern, when it could not even be asked."""
     LIVES = scripts.SLURM_LIVES
+
+    def list_nodes(self) -> List[Tuple[str, int, int]]:
+        """Of this job: host, slots and processors of each. Slurm writes 2(x3),1 for 2,2,2,1."""
+        nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+        said = call("scontrol", "show", "hostnames", nodes, limit=None)
+
+        def read_counts(name: str) -> List[int]:
+            found = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get(name, ""))
+            return [int(count) for count, times in found for _ in range(int(times or 1))]
+
+        tasks, processors = map(read_counts, ("SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"))
+        hosts = said.out.split()
+        none = [0] * len(hosts)
+        return list(zip(hosts, [*tasks, *none], [*processors, *none]))
+
+    def enter(self, host: str) -> List[str]:
+        """From where salloc was called; other steps get what this one has."""
+        step = ["srun", "--pty", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1"]
+        return [*step, f"--nodelist={host}", "--cpu-bind=none"]
 
     def list_question(self) -> List[str]:
         user = pwd.getpwuid(os.getuid()).pw_name
@@ -134,6 +154,20 @@ class GridQueue:
     HAS_PARTITIONS = False
     DOWN = "Connection refused|got (select|send) error"
     """What it says, as a pattern, when it could not even be asked."""
+
+    def list_nodes(self) -> List[Tuple[str, int, int]]:
+        """A host that serves several queues has a line for each."""
+        path = os.environ.get("PE_HOSTFILE")
+        if not path:
+            return [(socket.gethostname(), 1, 1)]
+        slots: Dict[str, int] = {}
+        for host, count, *_ in map(str.split, processes.read_text(path).splitlines()):
+            slots[host] = slots.get(host, 0) + int(count)
+        return [(host, count, count) for host, count in slots.items()]
+
+    def enter(self, host: str) -> List[str]:
+        """This is the first node already."""
+        return []
 
     def list_question(self) -> List[str]:
         return ["qstat", "-u", pwd.getpwuid(os.getuid()).pw_name, "-xml"]

@@ -145,6 +145,8 @@ class Supervisor:
         self._code = 0
         self._before = 0
         """Bytes that mpirun had written to its stderr when the attempt began."""
+        self._command = ["/bin/sh", "./launch.sh"], dict(os.environ)
+        """What becomes the launcher program, and its environment."""
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._ranks = Ranks({}, {})
         self._waited = self._launched = False
@@ -469,17 +471,18 @@ class Supervisor:
         if not self._launched:
             self._launched = True
             self._later(self._plan.start_limit, self._check_start)
+        command, environ = self._command
         late = {"MASTER_PORT": self._choose_port(), "CLUSTERCTL_ATTEMPT": str(self._attempt)}
         with open(self._locate("mpirun.out"), "ab") as out, open(
             self._locate("mpirun.err"), "ab"
         ) as err:
             child = self._child = subprocess.Popen(
-                ["/bin/sh", "./launch.sh"],
+                command,
                 cwd=self._job,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, **late},
+                env={**environ, **late},
                 start_new_session=self._leads_session,
             )
         # Over connections that are there, the end of a job is noticed sooner. Not while its ranks

@@ -45,6 +45,7 @@ from clusterctl.core.variables import SBATCH, write_unset
 from clusterctl.errors import UsageError
 from clusterctl.launch import hostfile, launcher
 from clusterctl.launch.compiling import plan_compilation
+from clusterctl.launch.mpirun import plan_batch_calls
 from clusterctl.options.batch import BATCH_SYSTEMS
 
 ANSWER_MARGIN = 15
@@ -328,12 +329,9 @@ class QueueSystem(BatchSystem):
             "job": job,
             "spec": job.spec,
             "plan": plan,
-            "fast": FAST,
             "directives": self._render_head(self.directives(job.spec, job.id)),
             "tag": f"{cluster.id}/{job.id};",
             "folder": folder,
-            "root": cluster.launcher.root,
-            "container": self.list_container(job, cluster),
         }
         files = {
             "job.sh": assets.render("batch/job.sh.j2", **common),
@@ -342,8 +340,7 @@ class QueueSystem(BatchSystem):
         if job.spec.is_sweep:
             return files
         agent = assets.render(f"{self.system}/agent.sh.j2", folder=folder)
-        launch = assets.render("batch/launch.sh.j2", **common)
-        return {**files, "launch.sh": launch, "clusterctl-agent": agent}
+        return {**files, "clusterctl-agent": agent}
 
     def _plan_job(self, job: Job, cluster: Cluster) -> messages.BatchPlan:
         spec = job.spec
@@ -359,6 +356,23 @@ class QueueSystem(BatchSystem):
             warn_after=self.warn_after(spec),
             requeues="requeue" in spec.native,
             job=None if spec.is_sweep else whole,
+            start=self._plan_start(job, cluster),
+        )
+
+    def _plan_start(self, job: Job, cluster: Cluster) -> messages.BatchStart:
+        spec = job.spec
+        starter = spec.launcher if "srun" in self.launchers else "mpirun"
+        return messages.BatchStart(
+            starter="once" if spec.once else starter,
+            ranks=job.ranks,
+            uses_mpi=spec.uses_mpi,
+            mpi=spec.native.get("mpi", ""),
+            container=self.list_container(job, cluster),
+            variables={name: value for name, value, _ in self.native_env},
+            calls=plan_batch_calls(spec.mpirun_args),
+            clean=write_unset("mpirun"),
+            fast=FAST,
+            without_mpi=self.without_mpi,
         )
 
     def emit(self, job: Job, cluster: Cluster, plan: LaunchPlan, *, beside: str) -> str:

@@ -371,20 +371,6 @@ class Reason(Struct, frozen=True, kw_only=True):
     why: str
 
 
-class BatchMpirun(Struct, frozen=True, kw_only=True):
-    """How a job of a batch system calls an mpirun. `$NAME` is filled in when the job starts."""
-
-    command: tuple[str, ...]
-    flags: tuple[str, ...]
-    by_subnet: tuple[str, ...]
-    """Where the first node's device has one address; `by_device` where it has more."""
-    by_device: tuple[str, ...]
-    without_fabric: tuple[str, ...]
-    """Where the first node has no fast network: on others, Open MPI chooses by itself."""
-    placed: tuple[str, ...] = ()
-    """How ranks are placed and bound, and what the user adds."""
-
-
 class LaunchPlan(Struct, frozen=True, kw_only=True):
     """Everything needed to start a job, as a value: printed by --dry-run, shipped by run.
 
@@ -402,8 +388,6 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     agents: dict[str, str] = field(default_factory=dict)
     path: str = ""
     """A folder to put in front of PATH for what starts the ranks, on a batch system."""
-    mpirun: dict[int, BatchMpirun] = field(default_factory=dict)
-    """On a batch system: by Open MPI's major version, which is known when the job starts."""
     device_env: dict[str, str] = field(default_factory=dict)
     """On a batch system: of every rank, `$cctl_device` being its node's network device."""
     reasons: tuple[Reason, ...] = ()

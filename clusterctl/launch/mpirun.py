@@ -11,9 +11,9 @@ from shlex import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clusterctl.agent.messages import MpirunCall
 from clusterctl.core import assets
 from clusterctl.core.job import (
-    BatchMpirun,
     JobSpec,
     LaunchPlan,
     Program,
@@ -335,22 +335,23 @@ PLACED: tuple[Flag, ...] = (
 """In a job of a batch system."""
 
 
-def plan_batch_calls(args: Sequence[str] = ()) -> dict[int, BatchMpirun]:
+def plan_batch_calls(args: Sequence[str] = ()) -> dict[str, MpirunCall]:
     """The same flags in a job of a batch system, where the nodes and mpirun itself are known only
     when it starts. `args`: as in JobSpec.mpirun_args."""
     placed = _list_words(merge(PLACED, args))
-    return {words.major: _plan_batch_call(words, placed) for words in load_tables().generations}
+    return {str(row.major): _plan_batch_call(row, placed) for row in load_tables().generations}
 
 
-def _plan_batch_call(words: Generation, placed: tuple[str, ...]) -> BatchMpirun:
+def _plan_batch_call(words: Generation, placed: tuple[str, ...]) -> MpirunCall:
     tcp = launch_network.load_tables().engines[-1]
     by_subnet, by_device = (
         _list_words((_route_daemons(words, network), _route_messages(network)))
         for network in (IN_BATCH_JOB, replace(IN_BATCH_JOB, alone=False))
     )
-    return BatchMpirun(
-        command=(*(("env", APART) if words.memory_apart else ()), "mpirun"),
-        flags=(
+    return MpirunCall(
+        words=(
+            *(("env", APART) if words.memory_apart else ()),
+            "mpirun",
             *(word for flag in words.alone for word in flag),
             *_list_words((*words.one_thread, *words.spawn)),
             *_list_words((*words.name_agent(BATCH_AGENT), *words.memory_apart)),

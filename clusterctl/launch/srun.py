@@ -15,7 +15,7 @@ from clusterctl.errors import LaunchError
 from clusterctl.launch import environment, torchrun
 from clusterctl.launch.environment import build_variables
 from clusterctl.launch.launcher import Request
-from clusterctl.launch.mpirun import IN_BATCH_JOB, plan_batch_calls
+from clusterctl.launch.mpirun import IN_BATCH_JOB
 
 _CONTAINER = """\
 set -- --bind "$PWD" --pwd "$PWD" "$@"
@@ -47,7 +47,6 @@ def plan_batch_script(request: Request) -> LaunchPlan:
         programs={login.name: list_program(request)},
         files=files,
         path=_find_mpirun(request),
-        mpirun=plan_batch_calls(request.spec.mpirun_args),
         device_env={
             **IN_BATCH_JOB.build_node_env()[""],
             "OMPI_MCA_btl_tcp_if_include": IN_BATCH_JOB.devices[""],

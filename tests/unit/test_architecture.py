@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "insight": {"batch", "core"},  # pure
     "batch": {"agent", "project", "launch", "options", "core"},  # pure
     "project": {"agent", "launch", "transport", "state", "process", "options", "core"},
-    "launch": {"core"},  # pure: from values to text and argv
+    "launch": {"agent", "core"},  # pure: from values to text and argv
     "data": {"machines", "transport", "core"},  # with the client that EC2 has for AWS
     "machines": {"transport", "terraform", "state", "process", "options", "core"},
     "transport": {"agent", "process", "core"},

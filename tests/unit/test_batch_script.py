@@ -3,6 +3,7 @@ says how its ranks ended."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from clusterctl.agent import granted, messages
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState
 from clusterctl.launch import launcher
@@ -99,7 +101,6 @@ TOOLS = {
     'printf "%s\\n" "${MALLOC_MMAP_THRESHOLD_-}" "$@" >"$SAID"; cat hostfile >"$SAID.hosts"\n',
     "ip": '#!/bin/sh\necho "2: eth0 inet 10.0.0.11/24 brd 10.0.0.255 scope global eth0"\n'
     'case "$*:$SECOND" in *dev*:yes) echo "2: eth0 inet 10.9.0.1/16 scope global eth0" ;; esac\n',
-    "ls": '#!/bin/sh\necho "$FABRIC"\n',
 }
 
 
@@ -109,7 +110,8 @@ def called(
     *,
     hosts: Sequence[int] = (2,),
     ranks: int = 0,
-    **changes: str,
+    fabric: str = "/nowhere",
+    second: str = "",
 ) -> tuple[str, dict[str, str]]:
     """How a job's script calls that mpirun: what glibc is told, and Open MPI's parameters and
     the variables that ranks get. `hosts`: the slots of each that Grid Engine has given."""
@@ -121,19 +123,26 @@ def called(
     plan = launcher.plan_launch(
         "batch", replace(request(), spec=made.spec, cluster=site("sge"), placement=made.placement)
     )
+    folder = tmp_path / "jobs" / "7"
+    folder.mkdir(parents=True)
     env = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "PE_HOSTFILE": str(tmp_path / "hosts"),
         "SAID": str(tmp_path / "said"),
         "MPI": mpi,
-        **changes,
+        "SECOND": second,
     }
     files = load_system("sge").script(made, site("sge"), replace(plan, path=""))
-    (tmp_path / "launch.sh").write_text(files["launch.sh"])
-    for words in (["prepare"], []):
-        subprocess.run(
-            ["/bin/sh", "./launch.sh", *words], cwd=tmp_path, env=env, check=True, timeout=30
-        )
+    said = json.loads(files["plan.json"])
+    said["start"]["fast"] = [fabric]
+    whole = messages.read(messages.BatchPlan, said)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        found = granted.find_nodes(str(folder), whole)
+        hosts = {holder.name: holder.ranks for holder in found}
+        words, environ = granted.choose_starter(str(folder), whole.start, hosts)
+    subprocess.run(words, cwd=folder, env=environ, check=True, timeout=30)
     apart, *words = (tmp_path / "said").read_text().splitlines()
     return apart, parameters(words)
 
@@ -143,7 +152,7 @@ def test_fewer_ranks_than_slots_are_spread_as_the_slots_are(
     hosts: tuple[int, ...], ranks: int, placed: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Each rank has its share of cores and memory. The script runs on the first host."""
-    called(tmp_path, "5.0.11", hosts=hosts, ranks=ranks, FABRIC="", SECOND="")
+    called(tmp_path, "5.0.11", hosts=hosts, ranks=ranks)
     found = (tmp_path / "said.hosts").read_text().splitlines()
     wanted = [f"10.0.0.{11 + at} slots={count}" for at, count in enumerate(placed) if count]
     assert found == wanted
@@ -167,7 +176,7 @@ def parameters(words: Sequence[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("mpi", ["4.1.4", "5.0.11"])
 def test_mpirun_is_told_in_a_batch_job_what_it_is_told_elsewhere(mpi: str, tmp_path: Path) -> None:
-    apart, told = called(tmp_path, mpi, FABRIC="", SECOND="")
+    apart, told = called(tmp_path, mpi)
     nodes = [
         node(name, address, mpi=mpi)
         for name, address in (("launcher", "10.0.0.10"), ("worker-1", "10.0.0.11"))
@@ -185,12 +194,12 @@ def test_mpirun_is_told_in_a_batch_job_what_it_is_told_elsewhere(mpi: str, tmp_p
 
 def test_a_fast_network_is_left_to_open_mpi(tmp_path: Path) -> None:
     """Open MPI prefers the engine for it, as the site has built it."""
-    _, told = called(tmp_path, "4.1.4", FABRIC="/sys/class/infiniband", SECOND="")
+    _, told = called(tmp_path, "4.1.4", fabric="/de[v]")
     assert "--mca btl_tcp_if_include" in told
     assert not {"--mca pml", "--mca btl"} & set(told)
 
 
 def test_prrte_is_told_the_device_where_that_has_two_addresses(tmp_path: Path) -> None:
-    _, told = called(tmp_path, "5.0.11", FABRIC="", SECOND="yes")
+    _, told = called(tmp_path, "5.0.11", second="yes")
     assert told["--prtemca prte_if_include"] == "eth0"
     assert told["--mca btl_tcp_if_include"] == "10.0.0.0/24"

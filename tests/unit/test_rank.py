@@ -68,10 +68,9 @@ class Rank:
             **values,
         }
         (folder / "rank.sh").write_text(write_rank(kind, str(folder), str(folder), settings))
-        named = {"points": kind == "point", "system": "slurm"}
         device_env = {"GLOO_SOCKET_IFNAME": "$cctl_device"}
         (folder / "surroundings").write_text(
-            assets.render("batch/surroundings.sh.j2", **named, device_env=device_env)
+            assets.render("batch/surroundings.sh.j2", system="slurm", device_env=device_env)
         )
         (folder / "tag").write_text(f"CLUSTERCTL_JOB={self.tag}")
         place_agent(folder)

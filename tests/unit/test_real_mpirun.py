@@ -139,9 +139,14 @@ def test_the_real_mpirun_takes_every_flag_of_a_batch_job(
     prefix, _ = mpirun_of(major, need)
     real = list_networks(need)
     need(bool(real), "needs a network besides loopback")
-    call = plan_batch_calls()[major]
+    call = plan_batch_calls()[str(major)]
     late = {"$cctl_cidr": f"{real[0].address}/{real[0].prefix}", "$cctl_device": real[0].device}
-    words = (*call.flags, *call.placed, *call.by_device, *call.without_fabric)
+    words = (
+        *call.words[call.words.index("mpirun") + 1 :],
+        *call.placed,
+        *call.by_device,
+        *call.without_fabric,
+    )
     flags = [late.get(word, word) for word in words]
     plan = launcher.plan_launch(
         "mpirun", request(cluster(mode="local", one_host=True), spec(ranks=2))
