@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -247,7 +248,7 @@ def _probe(
             "bootstrap/probe.sh.j2",
             node=node,
             id=cluster.id,
-            workdir=workdir,
+            workdir=_quote_workdir(workdir),
             sudo=sudo,
             packages={**bootstrap.REQUIRED, **WANTED},
             questions=facts.list_questions(
@@ -273,6 +274,14 @@ def _probe(
     for line in fold(lacking):
         report(line)
     return found, wrong
+
+
+def _quote_workdir(workdir: str) -> str:
+    """For sh on a node: below the home folder there unless it is absolute."""
+    if workdir.startswith("/"):
+        return shlex.quote(workdir)
+    below = (workdir or ".clusterctl") if workdir[:2] not in ("~", "~/") else workdir[2:]
+    return f'"$HOME"/{shlex.quote(below)}' if below else '"$HOME"'
 
 
 def _explain_unfit(node: Node, result: NodeResult) -> str:
@@ -434,7 +443,7 @@ def _survey_site(
         "batch/attach.sh.j2",
         name=cluster.name,
         id=cluster.id,
-        workdir=workdir,
+        workdir=_quote_workdir(workdir),
         questions={
             **facts.list_questions([sys.executable] if node.here else [], tools=site.required),
             **site.questions,

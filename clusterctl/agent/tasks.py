@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from . import messages, outputs, processes
+from . import attend, messages, outputs, processes
 from .messages import BatchPlan
 
 SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2")
@@ -90,11 +90,12 @@ def run(
         processes.write(note + ".exit", f"{UNREADY} {time.time():.9f} 1\n")
         return UNREADY
     tag, _, value = processes.read_text(os.path.join(job, "tag")).partition("=")
+    port = str(attend.find_port())
     child = subprocess.Popen(
         ["/bin/sh", os.path.join(job, "rank.sh"), point, "0"],
         cwd=job,
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **variables, tag: value, "CLUSTERCTL_ATTEMPT": "1"},
+        env={**os.environ, **variables, tag: value, "CLUSTERCTL_ATTEMPT": "1", "MASTER_PORT": port},
     )
     while early:
         tell(early.pop())

@@ -215,7 +215,6 @@ def _make_files_of_node(
     if not system.places_ranks:
         text = assets.render(
             "batch/surroundings.sh.j2",
-            points=spec.is_sweep,
             system=cluster.system,
             device_env=plan.device_env,
         )
@@ -262,7 +261,7 @@ def _make_rank(job: Job, cluster: Cluster, plan: LaunchPlan, node: Node) -> str:
         "gpu": f"{node.root}/gpu-{node.name}" if direct and gpus else "",
         "gpu_variable": GPU_VARIABLES.get(node.accelerator, ""),
         "gpus": gpus if direct else 0,
-        "free_port": f"{node.root}/bin/free-port",
+        "free_port": f"{node.root}/bin/free-port" if direct else "",
     }
     return write_rank(kind, f"{node.root}/jobs/{job.id}", node.root, settings)
 
@@ -274,7 +273,6 @@ def write_rank(kind: str, folder: str, root: str, settings: Mapping[str, object]
     alone = "a process of a batch job" if settings["batch"] else "a process without mpirun"
     values = {
         "job": folder,
-        "nodes": f"{folder}/nodes",
         "scripts": scripts,
         "kind": kind,
         "numbers": NUMBERS[kind],

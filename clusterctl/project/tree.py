@@ -170,7 +170,7 @@ USUAL_MODE = 0o755
 """That of a folder which tar makes for what is in it."""
 OWN = "own"
 """The folder of a job with what describes the project itself, beside that of its tree."""
-OWN_FOLDERS = (("jobs", "bin/free-port"), ("clusters", "jobs/last-id"))
+OWN_FOLDERS = (("jobs", "bin/free-port"), ("jobs", ".shared"), ("clusters", "jobs/last-id"))
 """What a cluster's folder on a node is known by, and a state home."""
 STDIN = "stdin"
 """The file of a job's folder that rank 0 gets as its standard input, if it is there."""

@@ -10,7 +10,8 @@ for cctl_entry in ./* ./.[!.]*; do
 done
 cd "$cctl_folder" || exit 6
 . "$cctl_job/point"
-RANK=0 CLUSTERCTL_POINT=$cctl_rank MASTER_ADDR=127.0.0.1 MASTER_ADDRESS=127.0.0.1 MASTER_PORT=$(/bin/sh "$cctl_free_port")
+RANK=0 CLUSTERCTL_POINT=$cctl_rank MASTER_ADDR=127.0.0.1 MASTER_ADDRESS=127.0.0.1
+[ -z "$cctl_free_port" ] || MASTER_PORT=$(/bin/sh "$cctl_free_port") # a task of a batch system has one
 export CLUSTERCTL_POINT MASTER_ADDR MASTER_ADDRESS MASTER_PORT
 while [ "$cctl_gpus" != 0 ] && ! take_gpu "$((cctl_gpus - 1))"; do # ranks of other jobs have the first ones
     cctl_gpus=$((cctl_gpus - 1))

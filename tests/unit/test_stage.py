@@ -214,6 +214,7 @@ def test_the_folders_of_clusters_are_left_out(repository: bool, work: Path, tmp_
     here, and where one of its files is asked for."""
     root = work if repository else tmp_path / "plain"
     write(root, {"train.py": "x", "state/lab-1/bin/free-port": "", "state/lab-1/jobs/7/work/a": ""})
+    write(root, {"state/site-1/.shared": "", "state/site-1/jobs/7/work/a": ""})
     write(root, {"state/home/clusters/lab/key": "", "state/home/jobs/last-id": "7"})
     tree = find_tree(root)
     assert "train.py" in tree.files
