@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import queues, tasks
+from clusterctl.agent import granted, messages, queues, tasks
 from tests.unit.scripts import until, write_agent, write_program
 from tests.unit.tables import rows
 
 slurm, sge = queues.SlurmQueue(), queues.GridQueue()
+START = messages.BatchStart("auto", 5, False, "", (), {}, {}, "", (), "")
+"""Of five ranks."""
 
 
 @rows("text, found", "queues.the_tasks_of_an_array_are_one_job")
@@ -48,6 +50,32 @@ def test_a_task_finds_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGE_TASK_ID", "2")
     ids = {"SGE_TASK_ID": "4", "SGE_TASK_FIRST": "0", "SGE_TASK_LAST": "7"}
     assert sge.find_point(todo) == ("4", ids)
+
+
+def test_ranks_find_their_place_among_the_nodes_of_a_slurm_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts are folded; of fewer ranks than slots, each node has its share."""
+    write_program(tmp_path / "scontrol", "printf '%s\\n' a b c d")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3),4")
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "8,4(x2)")
+    assert slurm.list_nodes() == [("a", 2, 8), ("b", 2, 4), ("c", 2, 4), ("d", 4, 0)]
+    plan = messages.BatchPlan("slurm", (), 60, ".", "", "", START)
+    granted.find_nodes(str(tmp_path), plan)
+    assert granted.read_hosts(str(tmp_path)) == {"a": 1, "b": 1, "c": 1, "d": 2}
+    told = "cctl_rank=4; . ./placed; echo $cctl_node $cctl_local_world $cctl_hosts $cctl_nodes"
+    done = subprocess.run(["/bin/sh", "-c", told], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "3 2 a,b,c,d 4\n"
+    assert "cctl_node=0 cctl_local_world=1 cctl_threads=8" in (tmp_path / "placed").read_text()
+
+
+def test_a_host_of_several_queues_of_grid_engine_is_one_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hosts").write_text("a 2 all.q x\nb 1 all.q x\na 1 long.q x\n")
+    monkeypatch.setenv("PE_HOSTFILE", str(tmp_path / "hosts"))
+    assert sge.list_nodes() == [("a", 3, 3), ("b", 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +114,7 @@ def folder(tmp_path: Path) -> Path:
     (job / "out").mkdir(parents=True)
     write_agent(job)
     plan = {"system": "slurm", "notice": 45, "signals": [["USR1", "checkpoint", ""]]}
-    plan |= dict.fromkeys(("folder", "compile", "built"), "")
+    plan |= {"folder": "", "compile": "", "built": "", "start": messages.spell_out(START)}
     for name, text in {
         "plan.json": json.dumps(plan),
         "tag": "CLUSTERCTL_JOB=lab/7;",
