@@ -166,7 +166,7 @@ class Direct(BatchSystem):
     def submit_argv(self, job: Job) -> tuple[str, ...]:
         return ("/bin/sh", "./agent.sh", "submit")
 
-    def status_argv(self, job: Job) -> tuple[str, ...]:
+    def status_argv(self) -> tuple[str, ...]:
         """In the job's folder."""
         return ("/bin/sh", "-c", ask_agent("status", str(CLEAN_LIMIT)))
 
@@ -181,7 +181,7 @@ class Direct(BatchSystem):
             folder = f"{shlex.quote(root)}/jobs/{job.id}"
             found[
                 f"cd {folder} 2>/dev/null || {{\n{absent}\nexit; }};"
-                f" {shlex.join(self.status_argv(job))}"
+                f" {shlex.join(self.status_argv())}"
             ] = (job,)
         return found
 
@@ -211,7 +211,7 @@ def _write_launch(job: Job, cluster: Cluster, plan: LaunchPlan) -> str:
     if launcher.contained:
         folder = f"{launcher.root}/jobs/{job.id}"
         given = {"root": launcher.root, "folder": folder, "container": launcher.name}
-        lines.append(assets.render("job/inside.sh.j2", **given).rstrip())
+        lines.append(assets.render("job/inside.sh.j2", **given))
     lines += map(write_unset, PROGRAMS)
     lines.append(f"PATH={shlex.quote(launcher.root)}/bin:$PATH")
     lines.append(f"CLUSTERCTL_JOB={shlex.quote(f'{cluster.id}/{job.id};')}")

@@ -120,7 +120,7 @@ class Site:
         ).stdout
 
     def status(self, job: Job) -> Job:
-        return Direct().parse_status(job, self.on_launcher(job, Direct().status_argv(job)))
+        return Direct().parse_status(job, self.on_launcher(job, Direct().status_argv()))
 
     def until(self, job: Job, done: Callable[[Job], bool], seconds: float = 17) -> Job:
         found = job

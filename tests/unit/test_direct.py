@@ -18,6 +18,7 @@ from clusterctl.batch.direct import Direct, render_command_line
 from clusterctl.core import assets
 from clusterctl.core.job import JobState, Program, ProgramKind
 from clusterctl.core.model import Cluster
+from clusterctl.errors import LaunchError
 from clusterctl.jobs.submit import write_agent
 from clusterctl.launch import launcher
 from clusterctl.launch.environment import build_environment, list_program
@@ -63,6 +64,7 @@ def test_a_job_has_its_files() -> None:
     found = scripts()
     assert sorted(found) == ["alloc", "launch.sh", "plan.json"]
     assert found["alloc"] == "worker-1 1 4\nworker-2 1 4\n"
+    assert found["launch.sh"].startswith("#!/bin/sh\n")
     assert subprocess.run(["/bin/sh", "-n"], input=found["launch.sh"], text=True).returncode == 0
 
 
@@ -78,6 +80,54 @@ def test_mpirun_is_started_in_the_container_of_the_launcher() -> None:
         own = replace(where.launcher, ssh_port=port, job_port=22)
         text = scripts(replace(where, nodes=(own, *where.workers)))["launch.sh"]
         assert "CLUSTERCTL_INSIDE" not in text
+
+
+def test_what_starts_the_ranks_finds_our_programs_and_has_the_tag_of_the_job() -> None:
+    where = cluster()
+    plan = replace(Direct().plan(request(where)), argv=("/usr/bin/env",))
+    text = Direct().script(job(), where, plan)["launch.sh"]
+    assert text.endswith("\nexec /usr/bin/env\n")
+    around = {"PATH": "/usr/bin", "OMPI_MCA_btl": "tcp"}
+    done = subprocess.run("/bin/sh", input=text, env=around, text=True, capture_output=True)
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert found["PATH"] == f"{where.launcher.root}/bin:/usr/bin"
+    assert found["CLUSTERCTL_JOB"] == "lab-1a2b/7;"
+
+
+def test_what_a_dry_run_shows() -> None:
+    where, what = cluster(), job()
+    plan = Direct().plan(request(where))
+    shown = Direct().preview(what, where, plan)
+    line = f"{render_command_line(plan.argv)}\n"
+    hosts = plan.files["hostfile"]
+    assert shown.sections == (("hostfile", hosts), ("on launcher", line))
+    assert shown.document == {
+        "argv": plan.argv,
+        "node_env": plan.node_env,
+        "agents": {},
+        "files": {"hostfile": hosts},
+        "placement": {"worker-1": [0], "worker-2": [1]},
+    }
+    shown = Direct().preview(what, where, replace(plan, files={}, agents={"a": "x", "b": "y"}))
+    assert shown.sections == (("on launcher", line), ("torchrun, on each node", "a: x\nb: y\n"))
+
+
+def test_ranks_are_placed_where_their_python_is() -> None:
+    where = cluster()
+    found, placement = Direct().resolve(spec(notice=60), where)
+    assert (found.notice, placement) == (0, job().placement)
+    points = spec(array="4-6")
+    assert Direct().resolve(points, where)[1] == place_points(where, points)
+    assert Direct().plan(request(where, points)).argv == ("/bin/sh", "./points.sh")
+    without = replace(where.workers[1], python="")
+    where = replace(where, nodes=(where.launcher, where.workers[0], without))
+    with pytest.raises(LaunchError, match="no Python on worker-2"):
+        Direct().resolve(spec(), where)
+
+
+def test_a_job_is_handed_to_the_agent_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "agent.sh").write_text('echo "$@"\n')
+    assert here(tmp_path, Direct().submit_argv(job())) == "submit\n"
 
 
 def planned(where: Cluster | None = None, **wanted: Any) -> dict[str, Any]:
@@ -150,6 +200,24 @@ def test_nodes_of_one_host_are_lost_together() -> None:
     assert planned(where, sync="/there") == synced
 
 
+def test_nodes_are_known_by_all_of_their_names() -> None:
+    where = cluster()
+    named = [replace(n, facts=replace(n.facts, hostname=f"ip-{n.name}")) for n in where.nodes[:2]]
+    where = replace(where, nodes=(*named, *where.nodes[2:]))
+    found = [one["aliases"] for one in planned(where)["nodes"]]
+    assert found == [
+        ["10.0.0.10", "ip-launcher"],
+        ["10.0.0.11", "ip-worker-1"],
+        ["10.0.0.12"],
+    ]
+    assert [Direct().expect_hostname(node, where) for node in named] == [
+        "ip-launcher",
+        "ip-worker-1",
+    ]
+    one_host = replace(where, one_host=True)
+    assert Direct().expect_hostname(named[1], one_host) == "ip-launcher"
+
+
 def test_limits_reach_the_supervisor() -> None:
     told = planned(timeout=5.0, retries=2, hang_timeout=20.0, now=True)
     wanted = {"timeout": 5.0, "retries": 2, "hang_timeout": 20.0, "hang_poll": 5.0, "now": True}
@@ -173,8 +241,8 @@ def test_points_of_a_sweep_are_not_restored() -> None:
     found = Direct().script(swept, where, Direct().plan(started))
     told = json.loads(found["plan.json"])
     assert (told["restores"], told["mirrored"], told["ranks"]) == (False, True, 2)
-    assert JOBS in found["points.sh"]
-    assert assets.locate_agent(where.launcher.root) in found["points.sh"]
+    agent = assets.locate_agent(where.launcher.root)
+    assert found["points.sh"] == f"#!/bin/sh\nexec /bin/sh {agent} points {JOBS}\n"
 
 
 def test_a_resumed_job_looks_for_what_its_arguments_name() -> None:
@@ -224,7 +292,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_status_of_a_job_without_a_supervisor(folder: Path) -> None:
-    asked = Direct().status_argv(job())
+    asked = Direct().status_argv()
     assert here(folder, asked).startswith("absent ")
     (folder / "state").write_text("queued 1\nstop 2 cancelled\nended 3\n")
     assert Direct().parse_status(job(), here(folder, asked)).state is JobState.CANCELLED
@@ -261,12 +329,12 @@ def test_a_job_that_was_started_before_there_was_an_agent(tmp_path: Path) -> Non
         (tmp_path / "state").write_text("")
         with subprocess.Popen(["/bin/sh", "-c", BEFORE_AGENTS], cwd=tmp_path) as supervisor:
             until((tmp_path / "state").read_text)
-            assert ask(Direct().status_argv(job())) is JobState.RUNNING
+            assert ask(Direct().status_argv()) is JobState.RUNNING
             if last == signal.SIGTERM:
                 here(tmp_path, Direct().cancel_argv(job()))
             else:
                 supervisor.kill()
-        assert ask(Direct().status_argv(job())) is state
+        assert ask(Direct().status_argv()) is state
 
 
 @rows("text, remarks", "direct.what_the_launcher_says_beyond_exit_codes")
@@ -285,6 +353,12 @@ def test_all_jobs_are_asked_for_in_their_folders(tmp_path: Path) -> None:
     said = [here(tmp_path, ("/bin/sh", "-c", command)) for command in asked]
     assert said[0].splitlines()[:2] == ["running 1 1", "ended 3"]
     assert said[1].startswith("absent ")
+    (gone := tmp_path / "it's me" / "jobs" / "8").mkdir()
+    with subprocess.Popen(["sleep", "60"], cwd=gone) as left:
+        gone.rmdir()
+        assert "dead" not in here(tmp_path, ("/bin/sh", "-c", list(asked)[1])), "its supervisor"
+        left.kill()
+    assert "dead" in here(tmp_path, ("/bin/sh", "-c", list(asked)[1]))
     assert 0 < Direct.poll < Direct().limit_end(spec()) < Direct.start_limit
     assert Direct().limit_end(spec(grace=60.0)) > 60.0
 

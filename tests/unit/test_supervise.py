@@ -241,7 +241,7 @@ def test_a_job_that_ends_while_it_is_asked_for_is_not_lost(site: Site, tmp_path:
     go = tmp_path / "go"
     site.alter(ENDS_MEANWHILE.format(go=str(go)), "launcher")
     job = site.submit(1, f"until [ -e '{go}' ]; do sleep 0.02; done", "rank 0; rank 1")
-    seen = site.on_launcher(job, Direct().status_argv(job))
+    seen = site.on_launcher(job, Direct().status_argv())
     assert Direct().parse_status(job, seen).state in (JobState.RUNNING, JobState.SUCCEEDED)
     assert site.ended(job).state is JobState.SUCCEEDED
 
