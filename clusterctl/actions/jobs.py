@@ -288,6 +288,37 @@ class Fetched(Struct, frozen=True):
     failed: tuple[ClusterctlError, ...] = ()
     """One for each of the other nodes that not everything could be brought from."""
 
+    def describe(self) -> Iterator[str]:
+        """What a person has to know of files that were brought, or were not."""
+        brought, folder = self.brought, self.folder
+        copied = {output.node for output in brought.outputs if output.copied}
+        for name, why in self.missing.items():
+            what = "later files were not copied" if name in copied else "its files were not copied"
+            yield f"{name} does not answer; {what}: {why}"
+        yield from brought.left_out
+        for place in brought.kept:
+            yield (
+                f"kept {folder}/{place}, which has changed since it was"
+                " fetched; to get the node's file, move it away and fetch again"
+            )
+        for place in brought.core_dumps:
+            yield (
+                f"warning: {folder}/{place} is a core dump: it contains the program's memory,"
+                " including its secrets"
+            )
+
+    def require_all(self) -> None:
+        """Raises the first error of a node that not everything could be brought from."""
+        for error in self.failed:
+            raise error
+        for node, why in self.missing.items():
+            raise NodeUnreachable(
+                f"outputs of job {self.job} are on {node}, which does not answer: {why}",
+                hint="repeat the command when it does; `clusterctl down --discard` removes the"
+                " cluster without them",
+                transient=True,
+            )
+
 
 def fetch(
     store: Store, number: int, where: str | None, target: Path | None, report: Reporter

@@ -13,7 +13,7 @@ from clusterctl.actions.jobs import fetch_from, refresh_records
 from clusterctl.core.job import Job
 from clusterctl.core.model import Phase, Reporter
 from clusterctl.core.text import count, format_time
-from clusterctl.errors import NodeUnreachable, ProviderError
+from clusterctl.errors import ProviderError
 from clusterctl.state.store import Store, find_launch_folder
 
 IDLE = 300.0
@@ -80,14 +80,7 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
 def _bring(at: Connected, job: Job, target: Path) -> None:
     """Raises the first error if not all of it has come."""
     got = fetch_from(at, job, target)
-    if got.failed:
-        raise got.failed[0]
-    for node, why in got.missing.items():
-        raise NodeUnreachable(
-            f"outputs of job {job.id} are on {node}, which does not answer: {why}",
-            hint=f"`clusterctl down {at.cluster.name} --discard` removes the cluster without them",
-            transient=True,
-        )
+    got.require_all()
     if got.brought.kept:
         raise ProviderError(
             f"{target}/{got.brought.kept[0]} was changed since it was fetched, and was kept",

@@ -123,7 +123,6 @@ def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any
     """What `down` and `detach` do. Consent to lose outputs needs a terminal, or an option."""
     from clusterctl.actions.common import Unfetched
     from clusterctl.actions.down import take_down
-    from clusterctl.cli.output import note_fetched
 
     if given.fetch and given.force:
         raise UsageError("--force and --fetch cannot be combined", hint="leave one of them out")
@@ -136,7 +135,8 @@ def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any
     verb = "detach" if isinstance(given, Detach) else "down"
     gone = take_down(store, name, console.report, ask, unfetched, force=given.force, verb=verb)
     for brought in gone.fetched if gone else ():
-        note_fetched(console, brought)
+        for line in brought.describe():
+            console.note(line)
     return gone
 
 

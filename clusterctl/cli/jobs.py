@@ -241,7 +241,8 @@ def fetch(given: Fetch, console: Console) -> None:
         place = store.read_job(job).spec.in_place
         at = f"ran in {escape(place)}: its files are there" if place else "wrote no files"
         console.note(f"job {job} {at}")
-    output.note_fetched(console, got)
+    for line in got.describe():
+        console.note(line)
     console.document(**output.document_fetched(got))
     console.raise_first(got.failed)
     if got.missing:

@@ -18,7 +18,7 @@ from clusterctl.actions import run as actions_run
 from clusterctl.cli import clusters
 from clusterctl.cli import run as cli_run
 from clusterctl.cli.console import Console
-from clusterctl.cli.output import document_fetched, note_fetched
+from clusterctl.cli.output import document_fetched
 from clusterctl.errors import ClusterctlError, RecordError, UsageError, describe_reason
 from clusterctl.options import kinds
 from clusterctl.options.kinds import Verb
@@ -120,7 +120,8 @@ def _run_there(store: Store, name: str, given: Launch, console: Console) -> None
             got = jobs.fetch(store, number, name, None, console.report)
         if got.brought.outputs:
             console.note(f"output files of job {number} are in {got.folder}")
-        note_fetched(console, got)
+        for line in got.describe():
+            console.note(line)
         console.document(**document_fetched(got))
         console.raise_first(got.failed)
     raise typer.Exit(code)

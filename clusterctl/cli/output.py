@@ -336,27 +336,6 @@ def finish(console: Console, job: Job) -> int:
     return result
 
 
-def note_fetched(console: Console, fetched: Fetched) -> None:
-    """What a person has to know of files that were brought, or were not."""
-    brought, folder = fetched.brought, fetched.folder
-    copied = {output.node for output in brought.outputs if output.copied}
-    for name, why in fetched.missing.items():
-        what = "later files were not copied" if name in copied else "its files were not copied"
-        console.note(f"{name} does not answer; {what}: {why}")
-    for line in brought.left_out:
-        console.note(line)
-    for place in brought.kept:
-        console.note(
-            f"kept {folder}/{place}, which has changed since it was"
-            " fetched; to get the node's file, move it away and fetch again"
-        )
-    for place in brought.core_dumps:
-        console.note(
-            f"warning: {folder}/{place} is a core dump: it contains the program's memory,"
-            " including its secrets"
-        )
-
-
 def document_fetched(fetched: Fetched) -> dict[str, Any]:
     brought = fetched.brought
     return {

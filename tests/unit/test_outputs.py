@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 from msgspec.structs import replace
 
+from clusterctl import api
 from clusterctl.actions import jobs
 from clusterctl.core.job import Job
 from clusterctl.core.model import NodeResult
@@ -321,6 +322,10 @@ def test_a_worker_that_is_gone_does_not_keep_what_the_others_made(
     got = jobs.fetch(here.store, job.id, None, tmp_path / "got", said.append)
     assert [item.place for item in got.brought.outputs] == ["worker-1/made"]
     assert list(got.missing) == ["worker-2"]
+    of_api = api.Cluster(here.store, here.where.name, created=False, report=said.append)
+    with pytest.raises(NodeUnreachable, match="outputs of job 7 are on worker-2"):
+        of_api.fetch(job.id, tmp_path / "got")
+    assert any("worker-2 does not answer; its files were not copied" in line for line in said)
     assert not here.store.read_job(job.id).fetched
     dead = tuple(replace(item, **gone) for item in (others[1], last))
     here.store.save(replace(here.where, nodes=(others[0], *dead)))
