@@ -35,6 +35,10 @@ class Terminated(KeyboardInterrupt):
         self.name = signal.Signals(number).name
 
 
+def raise_terminated(number: int, frame: FrameType | None) -> None:
+    raise Terminated(number)
+
+
 def build_own_command(*words: str) -> list[str]:
     """The command line that runs `clusterctl WORDS` in a process of its own.
 
@@ -103,7 +107,8 @@ def _raise_what_ends_us() -> Iterator[Callable[[Spawned], None]]:
     of its own, and would stay. It gives what is to be called with that process: a signal that
     comes while it starts is raised then, and ends it."""
     main = threading.current_thread() is threading.main_thread()
-    ours = [number for number in ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
+    before = {number: signal.getsignal(number) for number in ENDING if main}
+    ours = [n for n, what in before.items() if what in (signal.SIG_DFL, raise_terminated)]
     came: list[int] = []
     started: list[Spawned] = []
 
@@ -126,7 +131,7 @@ def _raise_what_ends_us() -> Iterator[Callable[[Spawned], None]]:
         yield watch
     finally:
         for number in ours:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[number])
     if came:
         raise Terminated(came[0])
 

@@ -403,10 +403,17 @@ def copy(store: Store, cluster: Cluster, source: str, target: str, timeout: floa
         if there:
             if path.endswith(("/.", "/")):
                 path = f"{path.removesuffix('.').rstrip('/')}/{here.name}"
+            folder = os.path.dirname(path.rstrip("/")) or "/"
+            asked = transport.run(f"[ -d {quote(folder)} ]", timeout=CONNECT_TIMEOUT)
+            if asked.exit_code == 1:
+                make = f"`clusterctl ssh {node} -- mkdir -p {quote(folder)}` makes it"
+                raise UsageError(f"{target}: there is no folder {folder}", hint=make)
             result = transport.put(here, path, timeout=timeout)
         else:
             if here.is_dir():
                 here = here / path.rstrip("/").rpartition("/")[2]
+            if not here.parent.is_dir():
+                raise UsageError(f"{target}: there is no folder {here.parent}", hint="make it")
             result = transport.get(path, here, timeout=timeout)
     if not result.ok:
         # What the node itself says is about its own path.

@@ -41,7 +41,7 @@ from clusterctl.machines import bootstrap, deadlines, ledger, providers
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.bootstrap import StepReporter, check_mesh, check_shared
 from clusterctl.machines.protocol import LAUNCHER, Created, Features, NoCapacity, describe_resources
-from clusterctl.process import ENDING
+from clusterctl.process import ENDING, raise_terminated
 from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
@@ -527,8 +527,8 @@ def record_failed_create(
 
 @contextmanager
 def handle_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM and a closed terminal stop `up` as Ctrl-C does, so that what it has created is
-    removed. After a call of what is yielded they do nothing: the machines are being removed."""
+    """SIGTERM and a closed terminal stop `up` as Ctrl-C does, so that what it has created is named,
+    or removed. After a call of what is yielded they do nothing: the machines are being removed."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in ENDING if main}
     # Under nohup, a closed terminal is none of our business.
@@ -539,7 +539,7 @@ def handle_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, lambda number, frame: None)
 
     for number in ours:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, raise_terminated)
     try:
         yield ignore
     finally:

@@ -449,6 +449,8 @@ def complete(spec: ClusterSpec, old: Cluster | None) -> ClusterSpec:
     provider = spec.provider or (old.spec.provider if old else providers.DEFAULT)
     features = providers.load_creator(provider).features
     if old and old.spec.provider != provider:
+        for group in spec.groups:
+            catalog.choose_instance_type(group)  # a slip is the mistake that counts
         raise RecordError(
             f"cluster {old.name!r} already exists ({old.spec.provider})",
             hint=f"`clusterctl down {old.name}` first, or choose another name",

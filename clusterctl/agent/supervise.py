@@ -433,7 +433,9 @@ class Supervisor:
         script = processes.read(self._locate("launch.sh")).decode(errors="surrogateescape")
         hosts = processes.read_text(self._locate("hostfile")).splitlines()
         head, _, line = script.rstrip("\n").rpartition("\n")
-        words, shell, _ = line.partition(" /bin/sh ")
+        # The ranks' command comes last, behind words of the user's that may be like it.
+        by_rank = line.endswith('exec /bin/sh "$1/rank.sh"\'')
+        words, shell, _ = line.rpartition(" /bin/sh -c 'case " if by_rank else " /bin/sh ")
         words, count = re.subn(r"(?<= -np )\d+\b", str(ranks), words)
         words = re.sub(r" -x CLUSTERCTL_MASTER=\S*$", "", words)  # the second loss
         if len(hosts) != len(self._plan.holders) or not shell or count != 1:

@@ -56,7 +56,8 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
     )
     consent = (lambda question: True) if given.yes else console.consent
     try:
-        made = actions_up.bring_up(store, spec, console.report, consent, nodes=nodes)
+        with actions_up.handle_signals():
+            made = actions_up.bring_up(store, spec, console.report, consent, nodes=nodes)
     except KeyboardInterrupt:
         if spec.name not in store.list_names():  # nothing was created yet
             console.after_interrupt = ""

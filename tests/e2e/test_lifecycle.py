@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli) -> None:
     assert own.json("list")["clusters"] == []
     again = own.json("down")
     assert again["existed"] is False
+
+
+def test_an_up_that_is_told_to_end_says_what_is_there(own: Cli) -> None:
+    running = own.start("up", "--workers", "8")
+    running.until("9 nodes on this machine")
+    running.process.send_signal(signal.SIGTERM)
+    ended = running.wait(20)
+    assert ended.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM" in ended.err
+    if own.json("list")["clusters"]:  # unless nothing had been made
+        assert "`clusterctl up default` continues" in ended.err
+    own("down")
 
 
 WRITE_SHARED = """

@@ -128,6 +128,9 @@ def test_cp_refuses_what_makes_no_sense(cli: Cli) -> None:
     for words in (("launcher:no/such/file", "x"), ("file", "launcher:/proc/no/such/folder/x")):
         assert "→" in cli("cp", *words, code=2).err
     assert not (cli.folder / "x").exists()
+    for words in (("file", "launcher:no/such/x"), ("launcher:.profile", "no/such/x")):
+        assert "there is no folder" in cli("cp", *words, code=2).err
+    assert cli("ssh", "launcher", "--", "ls", "no", code=2).code == 2
     said = cli("cp", "worker-1:no/such/file", ".", code=2)
     assert said.err.startswith("clusterctl: worker-1:no/such/file: no such file or folder\n")
 

@@ -130,6 +130,12 @@ def test_eight_gpus_or_eight_machines_of_eight(named: str, kind: str, call: Call
     )
 
 
+def test_a_slip_is_named_before_the_cluster_that_there_is(call: Call) -> None:
+    open_store().save(cluster(name="default", provider="local"))
+    judge(call("up", "--gpu", "g4dnn"), 2, "unknown GPU family 'g4dnn'", "did you mean 'g4dn'")
+    judge(call("up", "--gpu", "g4dn"), 7, "cluster 'default' already exists", "down default")
+
+
 def test_a_setup_of_nodes_is_kept_and_local_nodes_have_none(
     call: Call, specs: list[ClusterSpec], tmp_path: Path
 ) -> None:

@@ -101,6 +101,10 @@ def test_a_configuration_of_accelerate_that_asks_for_more(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"a\.yaml asks for FSDP") as caught:
         translate(["accelerate", "launch", "--config_file", str(file), "t.py"])
     assert "--ranks-per-node 1 -- sh -c 'accelerate launch" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="--use_fsdp is not supported") as caught:
+        translate(["accelerate", "launch", "--use_fsdp", "t.py"])
+    # A line without it would be read as accelerate's own again.
+    assert "--machine_rank $RANK --main_process_ip $MASTER_ADDR" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME"])

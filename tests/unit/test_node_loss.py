@@ -321,7 +321,8 @@ def test_a_detached_job_shrinks_without_a_clusterctl(
     script = tmp_path / "tree" / "program"
     script.write_text(f"{script.read_text()}\necho $RANK at $MASTER_ADDR$CLUSTERCTL_MASTER\n")
     given = ("--detach", "--on-node-loss", "shrink", "--ranks", "2", "-e", "SECRET=hunter2")
-    assert call("run", *given, str(script)).code == 0
+    like_it = "--mpirun-arg=--mca my_note 'see /bin/sh -c here'"
+    assert call("run", *given, like_it, str(script)).code == 0
     done = call("logs", "1", "--follow")
     assert done.code == 0, done
     job = site.store.read_job(1)
