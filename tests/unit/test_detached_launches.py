@@ -146,19 +146,7 @@ def test_what_stays_on_and_what_it_costs_is_said(here: Staged, project: Path) ->
     assert "not fetched by then are lost" in price
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--detach", "--keep"), "--keep cannot be combined with --detach"),
-        (("--detach", "--sync", "out"), "--sync cannot be combined with --detach"),
-        (
-            ("--partition", "gpu"),
-            "--partition works only with Slurm; a new cluster has no batch system",
-        ),
-        (("--requirements", "odd.txt"), "odd.txt: "),
-    ],
-    ids=" ".join,
-)
+@rows("words, says", "detached_launches.what_is_refused_costs_no_cluster")
 def test_what_is_refused_costs_no_cluster(words: tuple[str, ...], says: str, call: Call) -> None:
     Path("train.py").touch()
     Path("odd.txt").write_text("-e ./other\n")

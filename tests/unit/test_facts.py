@@ -119,25 +119,21 @@ def test_this_machine_answers(tmp_path: Path) -> None:
     assert found.tools["awk"].startswith("/")
 
 
-def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
-    """The home folder there may have a `json.py`."""
-    (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
-    question = facts.list_questions([sys.executable], only=True)["python"]
+def ask_python(python: str, folder: Path | None = None) -> Python:
+    """What a node says of this Python, in its home folder."""
+    question = facts.list_questions([python], only=True)["python"]
     done = subprocess.run(
-        ["sh", "-c", question], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        ["sh", "-c", question], cwd=folder, capture_output=True, text=True, timeout=60
     )
     found = facts.parse_facts(f"@@fact python\n{done.stdout}@@fact end\n").python
     assert found is not None, done.stderr
-    assert found.executable == sys.executable
-
-
-def ask_python(python: str) -> Python:
-    """What a node says of this Python."""
-    question = facts.list_questions([python], only=True)["python"]
-    done = subprocess.run(["sh", "-c", question], capture_output=True, text=True, timeout=60)
-    found = facts.parse_facts(f"@@fact python\n{done.stdout}@@fact end\n").python
-    assert found is not None, done.stderr
     return found
+
+
+def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
+    """The home folder there may have a `json.py`."""
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
+    assert ask_python(sys.executable, tmp_path).executable == sys.executable
 
 
 def test_packages_are_found_however_they_were_installed(tmp_path: Path) -> None:

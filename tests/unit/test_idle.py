@@ -665,11 +665,11 @@ def test_a_job_of_late_means_that_nothing_is_idle(
     assert cloud.asked == 0
 
 
-def close_all(old: Staged) -> None:
-    """Workers no longer answer, and so does the launcher where it is asked."""
-    closed = {"address": "127.0.0.1", "ssh_port": 1, "job_port": 1}
-    launcher, *workers = old.where.nodes
-    nodes = (launcher, *(replace(node, **closed) for node in workers))  # type: ignore[arg-type]
+def close_all(old: Staged, first: int = 1) -> None:
+    """Workers no longer answer; with 0, neither does the launcher."""
+    closed: dict[str, Any] = {"address": "127.0.0.1", "ssh_port": 1, "job_port": 1}
+    others = (replace(node, **closed) for node in old.where.nodes[first:])
+    nodes = (*old.where.nodes[:first], *others)
     old.store.save(replace(old.store.read_cluster("lab"), nodes=nodes))
     ssh = old.store.locate_folder("lab") / "ssh"
     ssh.mkdir(exist_ok=True)
@@ -715,9 +715,7 @@ def test_copies_on_a_launcher_that_cannot_be_asked_count(
         assert "cannot check the outputs of job 7: its machines are stopped" in line
         assert "`clusterctl start lab`" in line
     else:
-        closed = {"address": "127.0.0.1", "ssh_port": 1, "job_port": 1}
-        nodes = tuple(replace(node, **closed) for node in old.where.nodes)  # type: ignore[arg-type]
-        old.store.save(replace(old.store.read_cluster("lab"), nodes=nodes))
+        close_all(old, first=0)
     said = call("down", "--yes")
     assert said.code == 2, said
     assert "cannot check the outputs of job 7; keeping cluster lab" in said.err
