@@ -132,17 +132,16 @@ class BatchSupervisor(Supervisor):
     def _needs_preparation(self) -> bool:
         return True
 
-    def _prepare(self) -> None:
+    def _choose_launcher(self) -> bool:
         hosts = {holder.name: holder.ranks for holder in self._plan.holders}
         try:
             command, environ = granted.choose_starter(self._job, self._batch.start, hosts)
         except granted.UnfitError as error:
             self._complain(str(error))
-            self._inbox.put("ready", False)
-            return
+            return False
         name, _, value = self._plan.tag.partition("=")
         self._command = command, {**environ, name: value}
-        super()._prepare()
+        return True
 
     def _choose_port(self) -> str:
         return str(attend.find_port())

@@ -713,8 +713,13 @@ class Supervisor:
                 self._restore_copies()
             is_new = self._attempt == 1
             ready = not resume or (is_new and not resume.resumes) or self._send_snapshot(resume)
+            ready = ready and self._choose_launcher()
         finally:
             self._inbox.put("ready", ready)
+
+    def _choose_launcher(self) -> bool:
+        """Whether there is a program here that can start the ranks."""
+        return True
 
     def _hand_over(self, lost: str) -> None:
         """Gives the nodes that are left the copies of that one's outputs."""

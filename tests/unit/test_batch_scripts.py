@@ -210,6 +210,17 @@ def test_a_slurm_without_pmix(
         assert f"--mpi={mpi} " in (tools / "srun.called").read_text()
 
 
+@pytest.mark.timeout(60)
+def test_a_job_ends_whose_launcher_cannot_be_chosen(slurm: dict[str, str], tmp_path: Path) -> None:
+    for name, said in (("ip", "odd"), ("mpirun", "mpirun (Open MPI) 5.0.1")):
+        (tmp_path / "tools" / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+        (tmp_path / "tools" / name).chmod(0o755)
+    where, one, plan = made(tmp_path, launcher="mpirun")
+    folder = staged(tmp_path, where, one, plan)
+    subprocess.run(["sh", folder / "job.sh"], env=slurm, timeout=50)
+    assert verdict.judge(one, (folder / "state").read_text()).state is JobState.FAILED
+
+
 @dataclass
 class Batch:
     """A job that the queue has started here."""
