@@ -200,7 +200,7 @@ def _list_subnets(api: Api, cloud: CloudSpec) -> list[Subnet]:
 
 def _list_by(api: Api, action: str, key: str, name: str, values: Collection[str]) -> list[Any]:
     filters = [{"Name": name, "Values": sorted(values)}]
-    return api.list_all(action, key, Filters=filters) if values else []
+    return api.list_all(action, key, Filters=filters)
 
 
 def _read_subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Subnet:
@@ -219,11 +219,10 @@ def _read_subnet(item: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -
 
 def _list_routes(subnet: str, tables: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Those of the subnet's own table, else of the VPC's main one."""
-    for key, value in (("SubnetId", subnet), ("Main", True)):
-        for table in tables:
-            if any(link.get(key) == value for link in table.get("Associations", ())):
-                return list(table.get("Routes", ()))
-    return ()
+    links = [(link, table) for table in tables for link in table.get("Associations", ())]
+    own = [table for link, table in links if link.get("SubnetId") == subnet]
+    main = [table for link, table in links if link.get("Main")]
+    return [route for table in own or main for route in table.get("Routes", ())]
 
 
 def _find_way_out(route: Mapping[str, Any]) -> str:
