@@ -135,17 +135,6 @@ def locate_agent(root: str) -> str:
     return f"{root}/agent/{_read_agent()[0]}/run"
 
 
-def place_agent(root: Path, python: str) -> None:
-    """Puts the agent into the new root of a node whose files lie on this machine: what the script
-    of `render_agent` takes a dozen processes for."""
-    digest, texts = _read_agent()
-    new = root / "agent" / ".new"
-    (new / "agent").mkdir(parents=True)
-    for name, text in {**texts, "pythons": f"{python}\n".encode()}.items():
-        (new / name).write_bytes(text)
-    new.rename(root / "agent" / digest)
-
-
 @cache
 def render_agent(*pythons: str) -> str:
     """The sh that puts the agent into a node's root, the folder that it runs in. `pythons`: those

@@ -27,20 +27,6 @@ def test_an_older_agent_stays_as_long_as_a_job_was_started_with_it(tmp_path: Pat
     assert {path.name for path in (tmp_path / "agent").iterdir()} == {"used", "fresh", digest}
 
 
-def test_a_node_of_this_machine_gets_what_the_script_would_make(tmp_path: Path) -> None:
-    (tmp_path / "made").mkdir()
-    assets.place_agent(tmp_path / "placed", sys.executable)
-    script = assets.render_agent(sys.executable).encode()
-    seen = []
-    for root in (tmp_path / "placed", tmp_path / "made"):
-        subprocess.run(["/bin/sh", "-es"], cwd=root, input=script, check=True)
-        files = {path.relative_to(root) for path in root.rglob("*")}
-        texts = {str(path): (root / path).read_text() for path in files if (root / path).is_file()}
-        pythons = next(texts.pop(path) for path in list(texts) if path.endswith("/pythons"))
-        seen.append((files, texts, set(pythons.splitlines())))
-    assert seen[0] == seen[1]
-
-
 def test_only_a_python_that_runs_is_taken(tmp_path: Path) -> None:
     fakes = [tmp_path / name for name in ("says-nothing", "fails")]
     for fake, code in zip(fakes, (0, 1), strict=True):

@@ -320,8 +320,6 @@ def _start(
             host_keys[name] = layout.write_files(place, authorized)
         network.write_files(everyone)
         for place in missing.values():
-            if not (place.root / "agent").exists():
-                assets.place_agent(place.root, sys.executable)
             # A node that starts anew numbers its processes anew, and mpirun's daemons refuse to
             # start where a namesake of an earlier life has left its folder.
             layout.clear(place.scratch)
