@@ -26,8 +26,6 @@ class Screen:
     row: int = 0
     column: int = 0
     wraps: bool = True
-    cursor: bool = True
-    """Whether it can be seen."""
 
     def write(self, text: str) -> None:
         for token in _TOKEN.finditer(text):
@@ -64,7 +62,7 @@ class Screen:
             assert values == "2", f"unknown: {values}{final}"
             self.lines[self.row] = ""
         elif (values, final) in (("?25", "l"), ("?25", "h")):
-            self.cursor = final == "h"
+            pass
         elif (values, final) in (("?7", "l"), ("?7", "h")):
             self.wraps = final == "h"
         elif values == "?2004":  # whether pasted text is marked

@@ -10,7 +10,6 @@ from tests.attach.conftest import ONE_SITE, SITES, Site
 from tests.e2e.cli import Cli, wait_for
 
 ON_SLURM = pytest.mark.parametrize("site", SITES[:1], indirect=True)
-ON_SGE = pytest.mark.parametrize("site", SITES[1:], indirect=True)
 HEAD = {"slurm": "#SBATCH", "sge": "#$"}
 
 

@@ -129,8 +129,3 @@ def test_jobs_that_fit_run_beside_each_other(own: Cli, need: Need) -> None:
     gate.touch()
     for number in both:
         own.until_state(number, "succeeded")
-
-
-def supervisor(cli: Cli, number: int) -> str:
-    root = cli.status()["nodes"][0]["root"]
-    return cli("ssh", "launcher", "--", "cat", f"{root}/jobs/{number}/supervisor.pid").out.strip()

@@ -74,22 +74,3 @@ def test_setup_runs_once_for_its_lines_and_tree(cli: Cli) -> None:
 def test_a_python_that_nodes_lack_is_named(cli: Cli) -> None:
     (cli.folder / "t.py").touch()
     assert "no python3.99 on worker-1" in cli("run", "--python", "3.99", "t.py", code=6).err
-
-
-BACKEND = """\
-import os, subprocess, zipfile
-
-def build_wheel(out, config_settings=None, metadata_directory=None):
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "_c.so", "c.c"], check=True)
-    with zipfile.ZipFile(os.path.join(out, "mine-1-py3-none-any.whl"), "w") as wheel:
-        wheel.write("_c.so", "mine/_c.so")
-        wheel.write("src/mine/__init__.py", "mine/__init__.py")
-        info = "mine-1.dist-info/"
-        wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: mine\\nVersion: 1\\n")
-        wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
-        wheel.writestr(info + "RECORD", "")
-    return "mine-1-py3-none-any.whl"
-"""
-LOADS = (
-    "import ctypes, os\nf = ctypes.CDLL(os.path.dirname(__file__) + '/_c.so').f\nSTATE = 'old'\n"
-)

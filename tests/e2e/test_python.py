@@ -54,12 +54,3 @@ def test_the_notebook_is_true(own: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     assert pictures == 1
     assert shown >= 5
     assert open_store().list_names() == ()
-
-
-MODULE = """
-import helper
-def call(number):
-    with open("made.txt", "w") as file:
-        file.write("x")
-    return helper.double(number)
-"""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.cli import Cli, wait_for
+from tests.e2e.cli import Cli
 
 pytestmark = [pytest.mark.sshd, pytest.mark.netns]
 
@@ -65,16 +64,3 @@ def test_a_link_without_a_connection(cli: Cli) -> None:
     [(subject, _, text)] = [row for row in found if row[1] == "link"]
     assert subject == "worker-1 – worker-2"
     assert "no connection" in text
-
-
-def remove(group: Path) -> None:
-    """Once the kernel has let go of the processes that were in it."""
-
-    def gone() -> bool:
-        try:
-            group.rmdir()
-        except OSError:
-            return False
-        return True
-
-    wait_for(gone, 30, "the cgroup to be empty")

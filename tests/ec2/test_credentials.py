@@ -11,7 +11,6 @@ from clusterctl.machines.ec2.api import Api
 from clusterctl.terraform import binary, folder
 from tests.sim.ec2.client import Ec2
 from tests.sim.lab import keypair
-from tests.sim.logins import ROLES, SSO
 
 pytestmark = [
     pytest.mark.usefixtures("many_cpus"),
@@ -77,52 +76,3 @@ def test_credentials_that_end_during_terraform_are_replaced(
         assert json.loads((work / "terraform.tfstate").read_text())["resources"]
     finally:
         ec2.reset()
-
-
-PLAN = """
-import os, subprocess, sys
-from contextlib import ExitStack
-from pathlib import Path
-from clusterctl.machines.ec2.api import Credentials, LEASE
-from tests.sim.ec2.provider import StayingProvider
-
-terraform, folder, *programs = sys.argv[1:]
-mine = Credentials("us-east-1")
-with mine.lend(LEASE) as lent, ExitStack() as end:
-    if programs:
-        provider = StayingProvider(terraform, Path(programs[-1]), Path(folder), lent)
-        end.callback(provider.close)
-        lent = provider.env
-    for command in ("init", "plan"):
-        argv = ["terraform", f"-chdir={folder}/work", command, "-input=false"]
-        done = subprocess.run(argv, env={**os.environ, **lent}, stdout=sys.stderr)
-print(mine.session.get_credentials().access_key)
-sys.exit(done.returncode)
-"""
-"""Somebody's credentials, and a plan of Terraform with what it is lent of them."""
-
-LOOK = """
-terraform {
-  required_providers {
-    aws = { source = "hashicorp/aws" }
-  }
-}
-provider "aws" {}
-data "aws_ec2_instance_type_offerings" "this" {
-  filter {
-    name   = "instance-type"
-    values = ["t3.micro"]
-  }
-}
-"""
-
-KINDS: dict[str, tuple[str, dict[str, str], str]] = {
-    "chain of roles": (ROLES, {"AWS_PROFILE": "second"}, ""),
-    "login with SSO": (SSO, {"AWS_ENDPOINT_URL_SSO": "{aws}"}, "AKIASSO"),
-    "role of an instance": (
-        "",
-        {"AWS_EC2_METADATA_DISABLED": "false", "AWS_EC2_METADATA_SERVICE_ENDPOINT": "{aws}"},
-        "AKIAMACHINE",
-    ),
-}
-"""Kind → a configuration, an environment, and the key that is found. Roles get one each time."""

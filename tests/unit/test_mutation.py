@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,37 +52,3 @@ def test_a_survivor_is_printed_as_the_list_has_it(tmp_path: Path) -> None:
     path = tmp_path / "survivors.toml"
     path.write_text(changed.toml())
     assert mutation.listed(path) == {changed: ""}
-
-
-TINY = {
-    "pyproject.toml": """
-[tool.mutmut]
-source_paths = ["tiny", "src"]
-only_mutate = [
-    "tiny/money.py",
-]
-pytest_add_cli_args_test_selection = [
-    "tests/unit/test_money.py",
-]
-""",
-    "tiny/__init__.py": "",
-    "tiny/money.py": "def cost(hours, price):\n    return round(hours * price, 2)\n",
-    "tests/unit/test_money.py": """
-from tiny.money import cost
-
-def test_cost():
-    assert cost(2, 0.25) == 0.5
-""",
-}
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, need: Any) -> Path:
-    """A checkout with the script and a module."""
-    need(find_spec("mutmut") is not None, "needs mutmut")
-    for name, text in {**TINY, "scripts/mutation.py": Path(mutation.__file__).read_text()}.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    return tmp_path

@@ -24,17 +24,10 @@ from trainlib.tagi import base, layers, models
 from trainlib.tagi.output import HierarchicalSoftmax
 from trainlib.tagi.parallel import DDPConfig, DDPSequential
 
-DRAWS = 100_000
-
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
-
-
-def draw(mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
-    """(DRAWS, ...) samples of independent Gaussians."""
-    return mean + var.sqrt() * torch.randn(DRAWS, *mean.shape)
 
 
 def inputs(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -93,7 +93,10 @@ class LightHost:
             self._process.stdin.write(b"go\n")
             self._process.stdin.flush()
 
-    restarted = connected
+    def restarted(self) -> None:
+        with self._reading:
+            self._said = self._said.replace(b"up\n", b"")  # it says so again
+        self.connected()
 
     @property
     def up(self) -> bool:

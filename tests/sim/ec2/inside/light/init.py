@@ -141,6 +141,7 @@ class Init:
                 elif key.fileobj == cable:
                     if os.read(cable, 64):
                         self.restart()
+                        up = False
                     else:
                         selector.unregister(cable)
                 else:
