@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Need
 from tests.e2e.cli import Cli, Traces, tagged
 
 pytestmark = pytest.mark.sshd
 
 
 @pytest.mark.netns  # each node a host of its own
-def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli) -> None:
-    """The whole life of a cluster, as a script sees it."""
+def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli, need: Need) -> None:
+    """The whole life of a cluster, as a script sees it; plain ssh knows its nodes, and a job that
+    runs in the end is cancelled."""
     made = own.json("up", "--ttl", "1h")
     assert made["cluster"] == "default"
     assert made["phase"] == "ready"
@@ -29,10 +32,21 @@ def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli) -> None:
     assert len(tagged(f"CLUSTERCTL_NODE={made['id']}/")) >= 3
     assert all(folder.exists() for folder in traces.folders)
 
+    assert "default-worker-1" in own("ssh-config").out.splitlines()
+    plain = [need("ssh"), "-F", f"{own.environment({})['HOME']}/.ssh/config", "-o", "BatchMode=yes"]
+    plain += ["default-worker-1", "echo $((40 + 2))"]
+    done = subprocess.run(plain, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+
+    own.script("long.py", "import time; print('on', flush=True); time.sleep(300)")
+    number = own.detach("long.py")
+    own.until_state(number, "running")
     gone = own.json("down")
     assert (gone["cluster"], gone["existed"], gone["nodes"]) == ("default", True, 3)
-    assert gone["dollars"] == 0
+    assert (gone["dollars"], gone["jobs_cancelled"]) == (0, [number])
     assert traces.left() == []
+    assert own.job(number)["state"] == "cancelled"
+    assert subprocess.run(plain, capture_output=True, timeout=60).returncode == 255
     assert own.json("list")["clusters"] == []
     again = own.json("down")
     assert again["existed"] is False
@@ -89,18 +103,6 @@ def test_up_again_resumes_and_changes_the_number_of_workers(own: Cli) -> None:
     own("down", "--fetch")
     assert (own.folder / "shared-default" / "from-0").read_text() == "0 wrote this"
     assert traces.left() == []
-
-
-def test_down_with_a_job_running_ends_it_and_says_so(own: Cli) -> None:
-    own("up")
-    own.script("long.py", "import time; print('on', flush=True); time.sleep(300)")
-    number = own.detach("long.py")
-    own.until_state(number, "running")
-    traces = Traces.of(own)
-    gone = own.json("down")
-    assert gone["jobs_cancelled"] == [number]
-    assert traces.left() == []
-    assert own.job(number)["state"] == "cancelled"
 
 
 def test_up_dry_run_makes_nothing(own: Cli, tmp_path: Path) -> None:

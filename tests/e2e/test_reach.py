@@ -6,13 +6,12 @@ import hashlib
 import os
 import signal
 import socket
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import NOT_ROOT, Need
+from tests.conftest import NOT_ROOT
 from tests.e2e.cli import Cli, wait_for
 
 pytestmark = pytest.mark.sshd
@@ -133,18 +132,6 @@ def test_cp_refuses_what_makes_no_sense(cli: Cli) -> None:
     assert cli("ssh", "launcher", "--", "ls", "no", code=2).code == 2
     said = cli("cp", "worker-1:no/such/file", ".", code=2)
     assert said.err.startswith("clusterctl: worker-1:no/such/file: no such file or folder\n")
-
-
-def test_plain_ssh_reaches_the_nodes(own: Cli, need: Need) -> None:
-    own("up")
-    said = own("ssh-config")
-    assert "default-worker-1" in said.out.splitlines()
-    argv = [need("ssh"), "-F", f"{own.environment({})['HOME']}/.ssh/config", "-o", "BatchMode=yes"]
-    argv += ["default-worker-1", "echo $((40 + 2))"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
-    own("down")
-    assert subprocess.run(argv, capture_output=True, timeout=60).returncode == 255
 
 
 def test_a_port_of_a_node_is_reached_from_here(cli: Cli) -> None:

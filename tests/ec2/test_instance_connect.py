@@ -93,7 +93,7 @@ def test_a_cluster_is_used_without_any_open_port(closed: World) -> None:
     allow = world.run("allow")
     assert allow.code == 2
     assert "only through its EC2 Instance Connect Endpoint" in allow.err
-    world.ec2.fault("tunnel", how="refused", calls=2)
+    world.ec2.fault("tunnel", calls=2)
     refused = world.run("ssh", "launcher", "--", "true")
     assert refused.code == 4
     assert "Try again later." in refused.err

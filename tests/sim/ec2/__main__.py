@@ -51,9 +51,7 @@ class Control:
         return getattr(self, f"do_{verb}")(**said)
 
     def do_fault(self, **fault: Any) -> None:
-        if fault["kind"] == "quota":
-            self._layer.world.quotas[fault["code"]] = fault["value"]
-        elif fault["kind"] == "late":
+        if fault["kind"] == "late":
             self._layer.late = self._layer.schedules.settling = fault["seconds"]
         elif fault["kind"] == "slow_end":
             self._layer.world.slow_end = fault["seconds"]
@@ -73,7 +71,6 @@ class Control:
 
     def do_clear(self) -> None:
         self._layer.faults.clear()
-        self._layer.world.quotas.clear()
         self._layer.world.slow_end = self._layer.world.nat.slow_start = 0.0
         self._layer.world.nat.kept = False
         self._layer.world.endpoints.slow_start = 0.0

@@ -11,7 +11,6 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `status500` | `action`, `calls` | InternalError, 500 |
 | `expired` | `calls` | every call: ExpiredToken (EC2: RequestExpired) |
 | `delay` | `action`, `seconds`, `calls` | the call takes that much longer |
-| `quota` | `code`, `value` | a quota: of EC2 in vCPUs, of networks in pieces; EC2 keeps to it too |
 | `price` | `instance_type`, `value` | USD an hour; null: the pricing API knows no price |
 | `free_plan` | | the account is on the free plan, which has few types |
 | `never_boot` | `node` | the instance runs, its machine never starts |
@@ -20,7 +19,7 @@ A fault is a mapping with a `kind`; the others of its fields say where it applie
 | `slow_gateway` | `seconds`, `kept` | new NAT gateways are `pending` so long (`kept`: and stay) |
 | `slow_endpoint` | `seconds` | new Instance Connect endpoints are `create-in-progress` so long |
 | `short_tunnels` | `seconds` | their connections last so long at most |
-| `tunnel` | `how`, `calls` | they refuse a connection (`refused`), or carry nothing (`hangs`) |
+| `tunnel` | `calls` | they refuse a connection |
 | `spot_notice` | `node`, `seconds` | its metadata announce the end, `seconds` (120) later |
 
 `calls` is how often it applies (default: for ever). A field that is left out applies to all.

@@ -61,9 +61,8 @@ class World:
         self.launched: dict[str, Any] = {}  # client token → reservation
         self.complete: set[str] = set()
         """Instances that have their tags and disks: moto shows them before."""
-        self.quotas: dict[str, float] = {}
         self.granted: dict[str, float] = {}
-        """Quotas that are a fault, and those that AWS has raised."""
+        """Quotas that AWS has raised."""
         self.prices: dict[str, float | None] = {}
         self.free_plan = False
         self.saved = saved.Images()
@@ -78,11 +77,6 @@ class World:
         """Whether IAM allows who asks an action on a resource, with these condition keys."""
         self.ending: dict[str, tuple[float, set[str]]] = {}
         """Instance → when it is gone, and what it holds until then."""
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The quotas that are not as in a new account."""
-        return {**self.granted, **self.quotas}
 
     def end(self, instances: Iterable[Any]) -> None:
         """Those whose time has come are terminated."""
@@ -134,14 +128,8 @@ def _describe_placement_groups(world: World, request: Request) -> Answer:
             raise ApiError("InvalidPlacementGroup.Unknown", message)
     if names or ids:
         groups = [one for one in groups if one.name in names or one.id in ids]
-    known = {"group-name": "name", "strategy": "strategy", "group-id": "id"}
     for key, values in request.filters().items():
-        if key == "state":
-            groups = groups if "available" in values else []
-        elif key in known:
-            groups = [one for one in groups if getattr(one, known[key]) in values]
-        else:
-            groups = [one for one in groups if _tag_matches(one.tags, key, values)]
+        groups = [one for one in groups if _tag_matches(one.tags, key, values)]
     found = (_placement_group(one) for one in groups)
     return wire.xml("DescribePlacementGroups", wire.items("placementGroupSet", found))
 
@@ -171,12 +159,7 @@ def _describe_spot_requests(world: World, request: Request) -> Answer:
     if ids:
         found = [one for one in found if one.id in ids]
     for key, values in request.filters().items():
-        if key == "state":
-            found = [one for one in found if one.state in values]
-        elif key == "instance-id":
-            found = [one for one in found if one.instance.id in values]
-        else:
-            found = [one for one in found if _tag_matches(one.tags, key, values)]
+        found = [one for one in found if _tag_matches(one.tags, key, values)]
     members = (_spot_request(one) for one in found)
     return wire.xml("DescribeSpotInstanceRequests", wire.items("spotInstanceRequestSet", members))
 
@@ -210,9 +193,8 @@ def _cancel_spot_requests(world: World, request: Request) -> Answer:
 
 def _spot_prices(world: World, request: Request) -> Answer:
     """Three tenths of the price on demand, in every zone a little more than in the one before."""
-    kinds = request.listed("InstanceType") or list(market.PRICES)
-    wanted = [request.parameters.get("AvailabilityZone", "")]
-    wanted = request.filters().get("availability-zone", [one for one in wanted if one])
+    kinds = request.listed("InstanceType")
+    wanted = request.filters().get("availability-zone", ())
     zones = [one.name for one in backend(request.region).describe_availability_zones()]
     members = []
     for (number, zone), kind in itertools.product(enumerate(zones), kinds):
@@ -312,7 +294,7 @@ def _run_instances(world: World, request: Request) -> Answer | None:
 def _keep_to_quota(world: World, request: Request, kind: str) -> None:
     spot = is_spot(request)
     code = market.quota_code(kind, spot)
-    limit = world.limits.get(code, market.QUOTAS[code][1])
+    limit = world.granted.get(code, market.QUOTAS[code][1])
     used = sum(
         vcpus(one.instance_type)
         for one in backend(request.region).all_instances()

@@ -23,8 +23,6 @@ TRAFFIC = 0.09  # USD for a GB to the internet
 
 QUOTAS = TABLES["quotas"]
 
-SERVICES = TABLES["services"]
-
 LOCATIONS = TABLES["locations"]
 _PREFIXES = TABLES["prefixes"]
 
@@ -71,33 +69,22 @@ def quota_code(instance_type: str, spot: bool) -> str:
     return "L-34B43A08" if spot else "L-1216C47A"
 
 
-def service_quotas(request: Request, changed: Mapping[str, float]) -> Answer | None:
-    def quota(code: str) -> dict[str, Any]:
-        _, name, value = known[code]
-        return {
-            "ServiceCode": service,
-            "ServiceName": SERVICES[service],
-            "QuotaArn": f"arn:aws:servicequotas:{request.region}:123456789012:{service}/{code}",
-            "QuotaCode": code,
-            "QuotaName": name,
-            "Value": changed.get(code, value),
-            "Unit": "None",
-            "Adjustable": True,
-            "GlobalQuota": False,
-        }
-
-    service = str(request.parameters.get("ServiceCode"))
-    if service not in SERVICES:
+def service_quotas(request: Request, granted: Mapping[str, float]) -> Answer | None:
+    if request.action != "GetServiceQuota":
         return None
-    known = {code: ("ec2", *row) for code, row in QUOTAS.items() if service == "ec2"}
-    if request.action == "GetServiceQuota":
-        code = str(request.parameters.get("QuotaCode"))
-        if code not in known:
-            raise ApiError("NoSuchResourceException", "The request failed because it is unknown")
-        return document({"Quota": quota(code)})
-    if request.action == "ListServiceQuotas":
-        return document({"Quotas": [quota(code) for code in known]})
-    return None
+    service, code = request.parameters["ServiceCode"], str(request.parameters["QuotaCode"])
+    if service != "ec2" or code not in QUOTAS:
+        raise ApiError("NoSuchResourceException", "The request failed because it is unknown")
+    name, value = QUOTAS[code]
+    quota = {
+        "ServiceCode": service,
+        "QuotaCode": code,
+        "QuotaName": name,
+        "Value": granted.get(code, value),
+        "Unit": "None",
+        "Adjustable": True,
+    }
+    return document({"Quota": quota})
 
 
 def pricing(request: Request, changed: Changed) -> Answer | None:

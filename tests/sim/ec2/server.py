@@ -202,7 +202,7 @@ class Layer:
             plan = "FREE" if self.world.free_plan else "PAID"
             return wire.document({"accountPlanType": plan, "accountPlanStatus": "ACTIVE"})
         if request.service == "servicequotas":
-            return market.service_quotas(request, self.world.limits)
+            return market.service_quotas(request, self.world.granted)
         if request.service == "ec2" and request.action in gaps.ACTIONS and not _dry(request):
             return gaps.ACTIONS[request.action](self.world, request)
         return None

@@ -116,7 +116,7 @@ class Tunnels:
                 line += connection.recv(1)
             said = json.loads(line)
             try:
-                hangs = self._admit(said)
+                self._admit(said)
             except Refused as no:
                 answer = json.dumps({"ErrorCode": no.code, "Message": str(no)})
                 connection.sendall(answer.encode() + b"\n")
@@ -124,12 +124,11 @@ class Tunnels:
             connection.sendall(b"\n")
             self._open[connection] = said["instance-connect-endpoint-id"]
             try:
-                self._relay(connection, said, hangs)
+                self._relay(connection, said)
             finally:
                 del self._open[connection]
 
-    def _admit(self, said: dict[str, str]) -> bool:
-        """Whether the connection is to carry nothing. Raises Refused."""
+    def _admit(self, said: dict[str, str]) -> None:
         one = self._layer.world.endpoints.all.get(said["instance-connect-endpoint-id"])
         if one is None or one.state != READY:
             raise Refused("InvalidParameter", "The specified endpoint is not valid.")
@@ -138,10 +137,8 @@ class Tunnels:
             raise Refused("InvalidParameter", "The specified RemotePort is not valid.")
         if list(self._open.values()).count(one.id) >= CONNECTIONS:
             raise Refused("TooManyConnections", f"{one.id} has {CONNECTIONS} connections")
-        fault = self._layer.faults.take("tunnel", where=Where())
-        if fault and fault["how"] == "refused":
+        if self._layer.faults.take("tunnel", where=Where()):
             raise Refused("ServiceUnavailable", "Try again later.")
-        return bool(fault)
 
     def _authorize(self, said: dict[str, str], one: Endpoint) -> None:
         key = said["key"]
@@ -167,14 +164,12 @@ class Tunnels:
                 f" {ask['action']} on resource: {one.arn}",
             )
 
-    def _relay(self, connection: socket.socket, said: dict[str, str], hangs: bool) -> None:
+    def _relay(self, connection: socket.socket, said: dict[str, str]) -> None:
         limit = min(float(said["max-tunnel-duration"]), self.longest)
         over = threading.Timer(limit, connection.shutdown, (socket.SHUT_RDWR,))
         over.daemon = True
         over.start()
         try:
-            while hangs and connection.recv(65536):
-                pass
             with self._reach(said) as machine:
                 answering = threading.Thread(target=_hand_on, args=(machine, connection))
                 answering.start()
