@@ -597,7 +597,7 @@ def _in_the_way(cli: Cli, site: Site, command: str) -> tuple[dict[str, str], Pat
     called, go = folder / "called", folder / "go"
     real = site.login.run("sh", "-c", f"command -v {command}").strip()
     (folder / command).write_text(
-        f'#!/bin/sh\ncase $* in *--test-only*) exec {real} "$@" ;; esac\n: >"{called}"\n'
+        f'#!/bin/sh\ncase $* in *--test-only* | "-w v"*) exec {real} "$@" ;; esac\n: >"{called}"\n'
         f'until [ -e "{go}" ]; do sleep 0.1; done\nexec {real} "$@"\n'
     )
     (folder / command).chmod(0o755)
