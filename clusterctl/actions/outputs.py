@@ -101,9 +101,15 @@ def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, st
     return lines
 
 
-def _agree(cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], report: Reporter) -> bool:
+def _agree(
+    cluster: Cluster,
+    unfetched: Unfetched,
+    lines: Sequence[str],
+    report: Reporter,
+    running: Sequence[Job] = (),
+) -> bool:
     """Whether what these lines name may be lost, if anything; UsageError where there is nobody to
-    ask."""
+    ask. `running`: jobs that end if so."""
     if not lines:
         return True
     if len(lines) > 1 or unfetched.discard or unfetched.ask:  # else the error has the only one
@@ -120,7 +126,8 @@ def _agree(cluster: Cluster, unfetched: Unfetched, lines: Sequence[str], report:
     raise UsageError(
         f"{lines[0] if len(lines) == 1 else 'several files were not fetched'};"
         f" keeping cluster {cluster.name}",
-        hint=f"{first}--fetch saves them first, --discard deletes them",
+        hint=f"{first}--fetch saves them first, --discard deletes them"
+        + f"; both end job {list_numbers(running)}, which is still running" * bool(running),
     )
 
 
@@ -226,7 +233,7 @@ def save(
         with deadline.pause():
             if running and not ask(f"job {list_numbers(running)} is still running; end it?"):
                 return None
-            if not (unfetched.fetch or _agree(cluster, unfetched, loss, report)):
+            if not (unfetched.fetch or _agree(cluster, unfetched, loss, report, running)):
                 return None
         limit = deadline.limit(END_LIMIT + saving if not cluster.attached else math.inf)
         cancelled = _cancel(at, running, limit)

@@ -62,6 +62,14 @@ def test_down_loses_nothing_unasked(
     assert stays(here)
 
 
+def test_down_that_is_refused_names_what_runs(call: Call, here: Staged, unfetched: Path) -> None:
+    with here.running(here.store.read_job(7)):
+        said = call("down", "--yes")
+    assert said.code == 2
+    assert "--discard deletes them; both end job 7, which is still running" in said.err
+    assert stays(here)
+
+
 def test_down_brings_outputs_first(call: Call, here: Staged, unfetched: Path) -> None:
     said = call("down", "--fetch")
     assert said.code == 0, said.err
