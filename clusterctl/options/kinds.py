@@ -506,7 +506,9 @@ JOBS = "Jobs"
 
 YES = flag("Do not ask for confirmation", flags="-y --yes", group=GENERAL)
 JSON_LINES = flag("Print one JSON object per line", group=GENERAL)
-LAST_JOB = whole("Number of the job (default: the last one)", "[JOB]", flags="")
+LAST_JOB = whole(
+    "Number of the job (default: the last one)", "[JOB]", flags="", check=values.job_number
+)
 OF_JOB = cluster_option(help="Cluster of the job (default: any)")
 
 

@@ -72,6 +72,11 @@ def integer(least: int, most: int = 1_000_000_000, example: int = 2) -> Callable
 at_least_one, at_least_zero = integer(1), integer(0)
 
 
+def job_number(text: str, option: str) -> int:
+    """That of a job, or the name of the folder that `fetch` makes for it."""
+    return at_least_zero(re.sub(r"^job-(?=\d)", "", text), option)
+
+
 def node_choice(text: str, option: str) -> str:
     """A number of nodes, or their names."""
     if re.fullmatch(r"[+-]?[\d.]*", text) and text.count(".") < 2:

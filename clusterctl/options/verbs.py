@@ -521,7 +521,7 @@ class Launch(Started, heading=JOBS, module="launches"):
 
 def _read_job(text: str, option: str) -> int | None:
     """`arrange` gives "" where only the program's arguments are given."""
-    return values.at_least_zero(text, option) if text else None
+    return values.job_number(text, option) if text else None
 
 
 class Rerun(Common, heading=JOBS, module="run"):
@@ -559,7 +559,10 @@ class Jobs(Common, heading=JOBS, module="jobs"):
 
     examples = ("clusterctl jobs", "clusterctl jobs 12", "clusterctl jobs --cluster lab --json")
     job = whole(
-        "Show only this job; of a sweep, each point with its last metrics", "[JOB]", flags=""
+        "Show only this job; of a sweep, each point with its last metrics",
+        "[JOB]",
+        flags="",
+        check=values.job_number,
     )
     all = flag("Also those of verify, bench and up, which have ended")
     cluster = cluster_option(help="Show only this cluster")
@@ -605,7 +608,7 @@ class Cancel(Common, heading=JOBS, module="jobs"):
         flags="",
         empty=(),
         many=True,
-        check=values.at_least_zero,
+        check=values.job_number,
     )
     cluster = OF_JOB
 
@@ -636,8 +639,8 @@ class Diff(Common, heading=JOBS, module="insight"):
     """Compare two jobs: how they were started, the files they ran with, and how they ended."""
 
     examples = ("clusterctl diff 7 9",)
-    first = number("Number of a job", "JOB", flags="", check=values.at_least_zero)
-    second = number("Number of the other one", "OTHER", flags="", check=values.at_least_zero)
+    first = number("Number of a job", "JOB", flags="", check=values.job_number)
+    second = number("Number of the other one", "OTHER", flags="", check=values.job_number)
     cluster = cluster_option(help="Cluster of both jobs (default: any)")
 
 
