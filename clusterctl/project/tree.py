@@ -372,7 +372,7 @@ def write_archive(tree: Tree, place: Home) -> str:
         ) from error
     except EOFError as error:
         raise UsageError(
-            f"cannot stage {tree.root}: a file in it became shorter while it was copied",
+            f"cannot stage {tree.root}: {error} became shorter while it was copied",
             hint=f"repeat the command when nothing writes to it, or list the file in {IGNORE}",
         ) from error
     finally:
@@ -410,7 +410,10 @@ def _write_members(
         else:
             with content.open("rb", 0) as file:
                 name, status = str(content.relative_to(tree.root)), os.fstat(file.fileno())
-                move(out, file.fileno(), 0, info.size)
+                try:
+                    move(out, file.fileno(), 0, info.size)
+                except EOFError:
+                    raise EOFError(name) from None
                 after = os.fstat(file.fileno())
             digest = digests.find(name, after) if after.st_size == info.size else ""
             if not digest:

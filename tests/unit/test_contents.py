@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.errors import UsageError
 from clusterctl.project import contents
 from clusterctl.project.contents import read_folder
 from clusterctl.project.tree import find_tree, write_archive
@@ -85,3 +86,19 @@ def test_a_file_that_was_changed_is_read_whatever_its_times_say(
         names.append(write_archive(find_tree(folder), home))
         assert data in (home.stages / names[-1]).read_bytes()
     assert names[0] != names[1]
+
+
+def test_a_file_that_becomes_shorter_while_it_is_copied_is_named(
+    folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a").write_text("stays")
+    (folder / "log.txt").write_text("is written anew")
+    send = os.sendfile
+
+    def write_anew(target: int, source: int, offset: int, size: int) -> int:
+        (folder / "log.txt").write_text("")
+        return send(target, source, offset, size)
+
+    monkeypatch.setattr(os, "sendfile", write_anew)
+    with pytest.raises(UsageError, match=r"folder: log\.txt became shorter while it was copied"):
+        write_archive(find_tree(folder), home)
