@@ -121,6 +121,8 @@ def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
     if has_never_started(job):
         what = f"could not be started: {job.reason.removeprefix(f'{NO_RANK}: ') or NO_RANK}"
         hint = "`clusterctl run --dry-run …` shows the command and the reason for each flag"
+        if " was killed by " in job.reason:
+            hint = f"`clusterctl rerun {job.id}` starts it again"
     else:
         look = "check the nodes with `clusterctl status --live`"
         if job.hangs and job.hangs[-1].attempt == job.attempt:
@@ -582,7 +584,7 @@ def _ship(
     job, cluster = prepared.job, prepared.cluster
     store, pool, report = at.store, at.pool, at.report
     recorded = staging = starting = started = False
-    unanswered: NodeUnreachable | None = None
+    unanswered: NodeUnreachable | jobs_submit.StartKilled | None = None
     try:
         chosen = project_packages.choose_packages(cluster, job.spec.python)
         equipped = project_packages.equip_nodes(chosen, job.spec.packages)
@@ -631,7 +633,7 @@ def _ship(
             start = partial(jobs_submit.start, job, cluster, pool, port, report)
             try:
                 said = put(starts=True) if at_once else start()
-            except NodeUnreachable as error:
+            except (NodeUnreachable, jobs_submit.StartKilled) as error:
                 unanswered = error
             else:
                 job = load_system(cluster.system).parse_status(job, said)
@@ -666,7 +668,7 @@ def _ship(
     return job
 
 
-def _find_out(at: Connected, job: Job, unanswered: NodeUnreachable, find_start: FindStart) -> Job:
+def _find_out(at: Connected, job: Job, unanswered: ClusterctlError, find_start: FindStart) -> Job:
     """The job to whose hand-in no answer came: as handed in, for who follows it sees the rest, or
     as never staged. NodeUnreachable where its launcher does not say: it may run, and nothing that
     it needs is removed."""

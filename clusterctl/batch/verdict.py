@@ -420,7 +420,13 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         why = ", ".join(filter(None, (_SIGNALLED, why)))
     elif last.hung and not silent:
         why = describe_hang(job, _fold_hang(last))
+    launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
+    how = describe_exit(last.launcher_code or 0).replace("exited", "ended with")
+    if job.scheduler == "direct" and not how.startswith("ended"):
+        launcher += " or its daemon on a node"  # whose code it takes for its own
+    ended = f"{launcher} {how}"
     if not last.started and not last.where:
+        why = why or ended * (how.startswith("was killed") and not last.stop)
         return f"{NO_RANK}: {why}" if why else NO_RANK
     if why:
         return why
@@ -430,11 +436,6 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         return ""
     if why := _describe_cut_off(job, last):
         return why
-    launcher = "mpirun on the launcher" if job.scheduler == "direct" else "srun or mpirun"
-    how = describe_exit(last.launcher_code or 0).replace("exited", "ended with")
-    if job.scheduler == "direct" and not how.startswith("ended"):
-        launcher += " or its daemon on a node"  # whose code it takes for its own
-    ended = f"{launcher} {how}"
     if last.told and last.launcher_code == 0 and len(last.told) < job.ranks:
         others = _name_ranks(job, sorted({*range(job.ranks)} - last.told))
         return f"a rank ended the others, as MPI_Abort(…, 0) does; not ended: {others} ({ended})"

@@ -239,10 +239,9 @@ def note_fetched(job: Job, cluster: Cluster, pool: Pool, what: str) -> None:
 
 def read_messages(job: Job, cluster: Cluster, pool: Pool) -> str:
     """What the launcher itself said (mpirun's stderr): the cause when no rank was started."""
-    logs = load_system(cluster.system).logs
-    result = _run_on_launcher(
-        job, cluster, pool, ("/bin/sh", "-c", f"tail -n 30 {' '.join(logs)} 2>/dev/null")
-    )
+    logs = " ".join(load_system(cluster.system).logs)
+    command = f"find {logs} -size +0 -exec tail -n 30 {{}} + 2>/dev/null"
+    result = _run_on_launcher(job, cluster, pool, ("/bin/sh", "-c", command))
     return direct.drop_carriage_returns(result.text).strip()
 
 

@@ -35,7 +35,7 @@ from clusterctl.batch.system import (
     locate_folder,
 )
 from clusterctl.core import assets
-from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind
+from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind, describe_exit
 from clusterctl.core.model import (
     MEMORY,
     Accelerator,
@@ -727,8 +727,18 @@ def _render_start(job: Job, cluster: Cluster, port: str = "") -> str:
 
 
 def _explain_start(job: Job, cluster: Cluster, result: NodeResult) -> ClusterctlError:
+    how = describe_exit(result.exit_code or 0)
+    if how.startswith("was killed") and not result.complaints:
+        return StartKilled(
+            f"starting job {job.id} failed on {result.node}: it {how}",
+            hint=f"`clusterctl rerun {job.id}` starts it again",
+        )
     hint = load_system(cluster.system).advise(result.complaints, cluster)
     return make_error(f"starting job {job.id}", result, hint)
+
+
+class StartKilled(LaunchError):
+    """What starts the job was killed; the job may have started all the same."""
 
 
 # -------------------------------------------------------------------------------------------------

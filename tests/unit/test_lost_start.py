@@ -14,8 +14,9 @@ from clusterctl.actions import run
 from clusterctl.actions.common import Connected, open_store
 from clusterctl.core.job import Job, JobState
 from clusterctl.core.model import NodeResult
-from clusterctl.errors import NodeUnreachable
+from clusterctl.errors import LaunchError, NodeUnreachable
 from clusterctl.jobs import control
+from clusterctl.jobs.submit import STAGED
 from clusterctl.options.verbs import Run
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.protocol import Transport
@@ -27,7 +28,8 @@ LOST = "the connection was lost"
 
 class Losing(Pool):
     """Connections of which each is lost with the hand-in: `before` or `after` that has run; `away`:
-    from then on nothing answers, although it has run."""
+    from then on nothing answers, although it has run. `killed`: not the connection, but what was to
+    run, and it has not."""
 
     def __init__(self, *nodes: Any, how: str, **settings: Any) -> None:
         super().__init__(*nodes, **settings)
@@ -45,6 +47,8 @@ class _Transport:
         pool, starts = self.pool, " hand_in " in command
         if not starts and not (pool.lost and pool.how == "away"):
             return self.real.run(command, **options)
+        if pool.how == "killed":
+            return NodeResult(node="login", exit_code=137, stdout=STAGED.encode())
         if starts and pool.how != "before":
             assert self.real.run(command, **options).ok
         pool.lost = True
@@ -91,6 +95,27 @@ def test_a_job_that_was_not_handed_in_has_failed(queue: batch_here.Queue) -> Non
         submit("before")
     assert open_store().read_job(1).state is JobState.FAILED
     assert not any("parsable" in line or "terse" in line for line in queue.calls())
+
+
+def test_a_start_that_was_killed_says_so_and_what_to_type(queue: batch_here.Queue) -> None:
+    said: list[str] = []
+    with pytest.raises(LaunchError, match="on login: it was killed by SIGKILL") as told:
+        submit("killed", said.append)
+    assert told.value.hint == "`clusterctl rerun 1` starts it again"
+    assert any("asking login whether the job is there" in line for line in said), said
+    assert open_store().read_job(1).state is JobState.FAILED
+
+
+def test_empty_logs_of_a_launcher_are_not_shown(tmp_path: Path, tree: Path) -> None:
+    lab = staged.lab(tmp_path / "lab")
+    job = lab.job(tree)
+    logs = [lab.work("launcher").parent / name for name in ("mpirun.err", "supervise.log")]
+    with lab.pool() as pool:
+        for log in logs:
+            log.touch()
+        assert control.read_messages(job, lab.where, pool) == ""
+        logs[0].write_text("no such host\n")
+        assert control.read_messages(job, lab.where, pool) == "no such host"
 
 
 def test_a_job_that_may_be_in_the_queue_is_not_called_failed(
