@@ -95,7 +95,7 @@ def resolve_program(script: str, args: tuple[str, ...], search: Search = ANYWHER
     if not search.sources and may_be_installed(script):
         return replace(resolve_command((script, *args), search), installed=True)
     script, notes = _find_by_name(script)
-    path, bundled = _find(script)
+    path, bundled = _find(script, args)
     if bundled and search.chosen is None:
         search = replace(search, chosen=path.parent)
     directives = "" if search.launched else _find_directives(path)
@@ -181,15 +181,15 @@ def may_be_installed(script: str) -> bool:
     )
 
 
-def make_missing_error(script: str) -> UsageError:
+def make_missing_error(script: str, args: Sequence[str] = ()) -> UsageError:
     """No file here, no program of ours and no command that is known has that name."""
     if os.path.isdir(script):
         return UsageError(f"{script} is a folder", hint="name the script in it")
     shown = script if len(script) < 100 else f"{script[:97]}…"
-    return UsageError(f"no script named {shown!r}", hint=_suggest(script))
+    return UsageError(f"no script named {shown!r}", hint=_suggest(script, args))
 
 
-def _find(script: str) -> tuple[Path, bool]:
+def _find(script: str, args: Sequence[str]) -> tuple[Path, bool]:
     """The file of that name, and whether it is a bundled one."""
     path = Path(script)
     shown = script if len(script) < 100 else f"{script[:97]}…"
@@ -198,7 +198,7 @@ def _find(script: str) -> tuple[Path, bool]:
     found = os.path.isfile(script)  # False, too, for a name that no file can have
     bundled = None if found else project_tree.find_bundled(script)
     if not found and bundled is None:
-        raise make_missing_error(script)
+        raise make_missing_error(script, args)
     path = bundled or path
     if not os.access(path, os.R_OK):
         raise UsageError(f"{script} cannot be read", hint=f"chmod +r {script}")
@@ -384,13 +384,15 @@ def list_bundled() -> list[str]:
     return sorted(path.name for path in paths if path.suffix in {".py", *LANGUAGES})
 
 
-def _suggest(script: str) -> str:
+def _suggest(script: str, args: Sequence[str]) -> str:
     if similar := find_similar(script):
         return f"did you mean {similar}?"
     if script in (row.emits for row in BATCH_SYSTEMS.values()):
         return f"leave out {script}: clusterctl run [OPTIONS] SCRIPT hands in a batch script"
     if which(script):
-        return f"for a command of the nodes: clusterctl run -- {script}"
+        return f"for a command of the nodes: clusterctl run -- {shlex.join((script, *args))}"
+    if close := find_closest(Path(script), PYTHONS):
+        return f"did you mean {close}?"
     return f"give a path, or a bundled program: {', '.join(list_bundled())}"
 
 

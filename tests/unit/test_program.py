@@ -19,6 +19,7 @@ from clusterctl.options.verbs import Run
 from clusterctl.project.program import (
     Search,
     check_program,
+    make_missing_error,
     may_use_mpi,
     resolve_command,
     resolve_module,
@@ -231,6 +232,11 @@ def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_program("src/train_mnist_dpp.py", ())
     assert caught.value.hint == "did you mean src/train_minst_ddp.py?"
+    for words, hint in (
+        (("pyhton", "t.py"), "did you mean python?"),
+        (("env", "-i", "a b"), "for a command of the nodes: clusterctl run -- env -i 'a b'"),
+    ):
+        assert make_missing_error(words[0], words[1:]).hint == hint
 
 
 @rows("text, directives", "program.a_batch_script_is_for_its_queue")
