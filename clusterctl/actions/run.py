@@ -331,6 +331,7 @@ def check_packages(resolved: Resolved, given: str) -> None:
     """Raises UsageError where what a program asks for is not understood, before there are nodes."""
     if resolved.program.kind is ProgramKind.BATCH:
         return
+    resolved = project_packages.recognize_command(resolved, given)
     if wanted := _find_packages(resolved, given)[0]:
         project_packages.check_file(wanted)
 
@@ -350,7 +351,7 @@ def _find_packages(
         and installed
         and (wanted is None or (mistake and not project_packages.is_named(wanted, word)))
     ):
-        raise programs.make_missing_error(word)
+        raise programs.make_missing_error(word, resolved.program.args)
     return wanted, projects, word if installed else ""
 
 
@@ -382,6 +383,7 @@ def prepare(
     if not (spec.venv or spec.modules or spec.container):
         if folder := own_project.find_folder(program, tree.root):
             step(f"finding what the project in {folder.name} has, by its build where that says it")
+        resolved = project_packages.recognize_command(resolved, requirements)
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
         builds = project_packages.find_script(resolved) is not None
         unread = "" if wanted else project_packages.find_unread(resolved, requirements)

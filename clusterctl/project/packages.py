@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clusterctl.agent.store import sum_up
-from clusterctl.core.job import PYTHONS, SHELLS, ProgramKind
+from clusterctl.core.job import SHELLS, Program, ProgramKind
 from clusterctl.core.model import Accelerator, Cluster, Node, NodeResult, Python
 from clusterctl.core.text import (
     format_bytes,
@@ -45,8 +45,8 @@ from clusterctl.project.own_project import (
     make_plain_name,
     run_uv,
 )
-from clusterctl.project.program import Resolved
-from clusterctl.project.words import find_shell_text
+from clusterctl.project.program import Resolved, may_be_installed
+from clusterctl.project.words import find_python_program, find_shell_text, is_python
 from clusterctl.state.files import write_atomic
 from clusterctl.state.home import Home, find_home
 
@@ -276,6 +276,8 @@ _TABLE = re.compile(r"(?m)^# /// script\n((?:#(?: .*)?\n)+)# ///$")
 """https://packaging.python.org/en/latest/specifications/inline-script-metadata/"""
 _INCLUDED = re.compile(r"(?m)^\s*(?:-r|-c|--requirements?|--constraints?)[\s=]+(\S+)")
 
+_ASKS_VERSION = (["-V"], ["--version"])
+
 PROJECT, LOCK = own_project.OWN_PROJECT, "uv.lock"
 
 _CONDA = ("environment.yml", "environment.yaml")
@@ -318,8 +320,8 @@ def _list_default_groups(file: Path) -> Iterator[str]:
 
 def find_setup(resolved: Resolved) -> str:
     """The lines of shell that a Python program's own `script` block has for --setup."""
-    script = find_script(resolved) if resolved.program.kind is ProgramKind.PYTHON else None
-    if script is None or not script.is_file():  # that of a function is made when it is copied
+    script = find_script(resolved)
+    if script is None or not _may_have_block(resolved.program, script):
         return ""
     tables = _read_script_table(script)
     lines = tables.get("tool", {}).get("clusterctl", {}).get("setup", "")
@@ -347,9 +349,23 @@ def find_unread(resolved: Resolved, given: str) -> str:
 
 
 def is_named(wanted: Wanted, word: str) -> bool:
-    """Whether what is asked for has that name, in whatever spelling."""
-    pattern = rf"(?i)\b{'[-_.]+'.join(map(re.escape, re.split('[-_.]+', word)))}\b"
+    """Whether one of the packages has that name, in whatever spelling: it stands at the beginning
+    of a line or in quotes."""
+    name = "[-_.]+".join(map(re.escape, re.split("[-_.]+", word)))
+    pattern = rf"""(?im)(?:^\s*(?:- +)?(?:[\w-]+::)?|["']|egg=){name}(?=[\s=<>!~;@,[("']|$)"""
     return re.search(pattern, wanted.text) is not None
+
+
+def recognize_command(resolved: Resolved, given: str) -> Resolved:
+    """A command behind `--`, variables or a launcher is one of the packages if they name it: others
+    are the nodes', and nothing is downloaded for them."""
+    program = resolved.program
+    if program.kind is ProgramKind.COMMAND and may_be_installed(program.target):
+        found = replace(resolved, installed=True)
+        with suppress(UsageError):  # a file that is not understood is said where it is needed
+            if (wanted := _find(found, given)) and is_named(wanted, program.target):
+                return found
+    return resolved
 
 
 def _find(resolved: Resolved, given: str) -> Wanted | None:
@@ -359,7 +375,7 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
     script = find_script(resolved)
     if script is None:
         return None
-    if program.kind is ProgramKind.PYTHON and (found := _read_block(script)):
+    if _may_have_block(program, script) and (found := _read_block(script)):
         return found
     folder = script.parent if program.kind is ProgramKind.MODULE else script.resolve().parent
     for place in (folder, *folder.parents):
@@ -370,9 +386,17 @@ def _find(resolved: Resolved, given: str) -> Wanted | None:
     return None
 
 
+def _may_have_block(program: Program, script: Path) -> bool:
+    """Of several programs in a line of commands, none speaks for the others. The file of a function
+    is made when it is copied."""
+    alone = program.target not in SHELLS and program.kind is not ProgramKind.MODULE
+    return alone and script.suffix == ".py" and script.is_file()
+
+
 def find_script(resolved: Resolved) -> Path | None:
     """What has the files that ask for its packages beside it: a Python program, a script of the
-    project, or a command that the project makes; None for others, which may need no Python."""
+    project, a command line with one of them, or a command that the project or its packages have;
+    None for others, which may need no Python."""
     program, tree = resolved.program, resolved.tree
     place = tree.root / program.folder
     if program.bundled:
@@ -382,19 +406,22 @@ def find_script(resolved: Resolved) -> Path | None:
     if program.kind is ProgramKind.BINARY:
         script = place / program.target
         return script if _has_interpreter(script) else None
-    if program.kind is ProgramKind.COMMAND and program.target in SHELLS:
-        words: Iterable[str] = program.args
-        if find_shell_text(
-            (program.target, *program.args)
-        ):  # a line of commands, of which one may be a program of the project
-            words = (word for text in words for word in re.split(r"[\s;&|()'\"]+", text))
-            words = (word for word in words if word in PYTHONS or word.endswith((".py", ".sh")))
-        found = (w for w in words if w in PYTHONS or tree.has(os.path.join(program.folder, w)))
-        word = next(found, "")
-        return place / word if word else None
-    is_command = program.kind is ProgramKind.COMMAND
-    if resolved.installed or (is_command and own_project.is_command(program, tree)):
-        return place / program.target
+    if program.kind is not ProgramKind.COMMAND:
+        return None
+    words, files = [program.target, *program.args], list[str]()
+    if find_shell_text(words):  # a line of commands: one may be a program of the project
+        words = [word for text in words for word in re.split(r"[\s;&|()'\"]+", text)]
+        files = [word for word in words if word.endswith((".py", ".sh"))]
+    elif program.target in SHELLS:
+        files = list(program.args)
+    pythons = (n for n, word in enumerate(words) if is_python(word))
+    python = next((n for n in pythons if words[n + 1 : n + 2] not in _ASKS_VERSION), None)
+    if python is not None:
+        files.insert(0, words[python + find_python_program(words[python:])])
+    word = next((word for word in files if tree.has(os.path.join(program.folder, word))), "")
+    is_ours = python is not None or resolved.installed
+    if word or is_ours or own_project.is_command(program, tree):
+        return place / (word or program.target)
     return None
 
 

@@ -250,7 +250,7 @@ def translate(words: Sequence[str], *, once: bool = False) -> Asked:
     asked = _read_launcher(plain)
     if dropped and asked.launcher:
         asked.ignored = (shlex.join((words[0], *dropped)), *asked.ignored)
-    if _is_python(words[0]) and os.path.isabs(typed) and asked.command[:1] == ("python",):
+    if is_python(words[0]) and os.path.isabs(typed) and asked.command[:1] == ("python",):
         asked.command = (typed, *asked.command[1:])
     return asked
 
@@ -374,8 +374,19 @@ def _read_wrapped(
     return inner
 
 
-def _is_python(name: str) -> bool:
+def is_python(name: str) -> bool:
     return name in PYTHONS or bool(re.fullmatch(r"python3\.\d+", name))
+
+
+def find_python_program(words: Sequence[str]) -> int:
+    """Which word of `python -O -W error t.py` is its program; 0: none is (`-c`, `-m`)."""
+    count = 1
+    while count < len(words) and (match := _PYTHON_OPTION.fullmatch(words[count])):
+        _, letter, value = match.groups()
+        if letter == "m" or (value and not letter):
+            return 0
+        count += 1 + (bool(letter) and not value)
+    return count if count < len(words) else 0
 
 
 def _is_installed(word: str) -> bool:
@@ -385,7 +396,7 @@ def _is_installed(word: str) -> bool:
     if not (path.is_absolute() or path.parent.parent.joinpath("pyvenv.cfg").is_file()):
         return False
     names = (*load_launchers(), *load_wrappers(), *load_tables().aliases, *SHELLS)
-    return path.name in {name.split()[0] for name in names} or _is_python(path.name)
+    return path.name in {name.split()[0] for name in names} or is_python(path.name)
 
 
 def _name_command(word: str) -> str:
@@ -396,7 +407,7 @@ def _unwrap(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """`python -W error -m torch.distributed.run …` is `torchrun …`, and so is `python
     /usr/bin/torchrun …`: first the options of Python, which ranks do not get from it either."""
     aliases = load_tables().aliases
-    if not _is_python(words[0]):
+    if not is_python(words[0]):
         return [], [*aliases.get(words[0], words[0]).split(), *words[1:]]
     dropped, rest = list[str](), list(words[1:])
     while rest and (match := _PYTHON_OPTION.fullmatch(rest[0])):

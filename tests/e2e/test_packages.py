@@ -41,6 +41,8 @@ def test_a_script_finds_commands_and_code_of_packages_and_of_its_project(
     code.write_text(code.read_text().replace("old", "new"))
     assert cli("run", "--once", "mine-x").of(0) == ["new"]
     assert cli("run", "--once", "demo-version").of(0) == ["2.0"]
+    line = ("python", "-W", "ignore", "-c", "import demo, deep; print(demo.VERSION, deep.STATE)")
+    assert cli("run", "--once", *line).of(0) == ["2.0 new"]
     err = cli("run", "demo-versoin", code=2).err
     assert "no script named demo-versoin" in err
     assert "did you mean demo-version?" in err

@@ -10,8 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from clusterctl.actions.common import open_store
+from clusterctl.actions.run import resolve_run
 from clusterctl.core.model import Node, Python
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.options.verbs import Run
 from clusterctl.project import packages as project_packages
 from clusterctl.project.program import resolve_command, resolve_program
 from clusterctl.state.home import find_home
@@ -166,14 +168,43 @@ def test_a_script_of_the_project_gets_its_packages(
 ) -> None:
     """It may start Python; a program of the nodes has what it needs."""
     Path("pyproject.toml").write_text(PROJECT + 'scripts = { pkg-train = "pkg:main" }\n')
-    Path("requirements.txt").write_text("demo\n")
+    Path("requirements.txt").write_text("# build me\ndemo>1\n")
     Path("job.sh").write_text("python train.py\n")
     Path("wrapper").write_text("#!/bin/sh\npython train.py\n")
     Path("binary").write_text("\x7fELF")
     for name in ("wrapper", "binary"):
         Path(name).chmod(0o755)
-    wanted = project_packages.find_package_files(resolve_command(words), "")
+    resolved = project_packages.recognize_command(resolve_run(Run({"command": words})), "")
+    wanted = project_packages.find_package_files(resolved, "")
     assert (wanted.source if wanted else "") == ("requirements.txt" if found else "")
+
+
+def test_options_of_python_stand_before_a_script_with_its_own_block(project: Path) -> None:
+    """Its lines for --setup count, too. What a module or a line of commands starts is unknown."""
+    block = '# dependencies = ["demo"]\n# [tool.clusterctl]\n# setup = "make"\n'
+    Path("block.py").write_text(f"# /// script\n{block}# ///\n")
+    Path("requirements.txt").write_text("demo\n")
+    for words, source, setup in (
+        (("python", "-bW", "ignore", "block.py"), "block.py", "make"),
+        (("python", "-Om", "pytest", "block.py"), "requirements.txt", ""),
+        (("sh", "-c", "python block.py; python train.py"), "requirements.txt", ""),
+    ):
+        resolved = resolve_command(words)
+        wanted = project_packages.find_package_files(resolved, "")
+        assert wanted is not None
+        assert (wanted.source, project_packages.find_setup(resolved)) == (source, setup)
+
+
+def test_a_command_behind_words_is_brought_by_the_packages_that_name_it(
+    project: Path, index: Path, call: Call, lab: None
+) -> None:
+    """A program of the nodes runs beside a file that is not understood."""
+    Path("requirements.txt").write_text("demo\n")
+    said = call("run", "--dry-run", "mpirun", "-np", "1", "demo", "-x")
+    assert "no file demo here: the packages or nodes have to bring that command" in said.out
+    assert "packages" not in call("run", "--dry-run", "--", "hostname").out
+    Path("requirements.txt").write_bytes(b"\xff\xfed\0e\0m\0o\0")
+    assert call("run", "--dry-run", "--", "hostname").code == 0
 
 
 def test_a_name_that_is_no_file_may_be_a_command_of_packages(
