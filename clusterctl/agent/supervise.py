@@ -42,12 +42,15 @@ REFUSED, AGAIN = 2.0, 4
 asked so many times again, with such a pause."""
 OVER = re.compile("^(ended|dead) ", re.MULTILINE)
 """In `state`."""
+SAID = ("mpirun.err", "mpirun.out")
+"""What mpirun writes; `mpirun.out` has what the wrappers of ranks say through it, too."""
 GAVE_UP = re.compile(
     r"A daemon failed to report back|PMIx server's listener thread failed to start"
 )
 """What PRRTE's daemons, or mpirun itself, say on busy nodes now and then, before a rank starts."""
 WORDS = re.compile(
-    r"Remote daemon: [^ ]+,\d+\] on node (?P<daemon>[^ ]+)"
+    r"(Remote daemon: [^ ]+,\d+\] on node|A daemon failed to report back.{,600}? Remote host:)"
+    r" +(?P<daemon>[^ ]+)"
     r"|process rank (?P<rank>\d+) with PID \d+ on node [^ ]+ exited on +signal (?P<signal>\d+)"
     r"|Process name: +[^ ]+,(?P<first>\d+)\] +Exit code: +(?P<code>\d+)"
     r"|(Connection to|Connection reset by|Timeout, server|Read from remote host) (?P<ssh>[^ :]+)"
@@ -143,7 +146,7 @@ class Supervisor:
         self._stop = ""
         self._attempt = 1
         self._code = 0
-        self._before = 0
+        self._before: Dict[str, int] = {}
         """Bytes that mpirun had written to its stderr when the attempt began."""
         self._command = ["/bin/sh", "./launch.sh"], dict(os.environ)
         """What becomes the launcher program, and its environment."""
@@ -360,7 +363,7 @@ class Supervisor:
         more, again = self._plan.retries, False
         while True:
             plan = self._plan
-            self._before = len(processes.read(self._locate("mpirun.err")))
+            self._before = {name: len(processes.read(self._locate(name))) for name in SAID}
             self._start()
             self._await_child()
             if not self._stop and not again and self._has_daemon_given_up():
@@ -546,8 +549,7 @@ class Supervisor:
                 os.kill(pid, signal.SIGKILL)
 
     def _has_daemon_given_up(self) -> bool:
-        said = self._read_said() + processes.read_text(self._locate("mpirun.out"))
-        if not self._code or not GAVE_UP.search(said) or self._read_sent("start"):
+        if not self._code or not GAVE_UP.search(self._read_said()) or self._read_sent("start"):
             return False
         # It says the same of a node that was lost later: the others know.
         return not self._ask("look", enough="started").list_facts("started")
@@ -1038,8 +1040,9 @@ class Supervisor:
         return processes.read_text(self._locate("stop"))
 
     def _read_said(self) -> str:
-        """What mpirun has written to its stderr since the attempt began."""
-        return processes.decode(processes.read(self._locate("mpirun.err"))[self._before :])
+        """What mpirun has written since the attempt began."""
+        parts = (processes.read(self._locate(name))[at:] for name, at in self._before.items())
+        return processes.decode(b"\n".join(parts))
 
 
 # -------------------------------------------------------------------------------------------------

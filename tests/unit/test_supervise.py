@@ -99,6 +99,15 @@ def test_a_node_whose_connections_are_lost_is_named(site: Site, address: str, na
     assert job.reason == f"mpirun lost its daemon on {named}"
 
 
+def test_a_node_whose_ssh_was_killed_is_named(site: Site) -> None:
+    """Open MPI 5 says so on its stdout, and ends with 0."""
+    words = "A daemon failed to report back after being spawned.\n\n  Remote host:   worker-2\n"
+    lost = f"rank 0 & rank 1 & sleep 1; printf '{words}'; exit 0"
+    job = site.ended(site.submit(1, "trap 'exit 143' TERM; while :; do sleep 0.1; done", lost))
+    assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
+    assert job.reason == "mpirun lost its daemon on worker-2"
+
+
 GIVES_UP = "echo x >>starts; echo 'A daemon failed to report back after being spawned.'; exit 213"
 DEAF = 'echo x >>starts; echo "The PMIx server\'s listener thread failed to start." >&2; exit 1'
 
