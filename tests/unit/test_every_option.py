@@ -172,6 +172,7 @@ VALUES: dict[str, list[str]] = read_toml(Path(__file__).with_name("options.toml"
 
 OTHER: dict[tuple[str, str], tuple[str, ...]] = {
     ("direct", "--launcher"): ("torchrun",),
+    ("sge", "--launcher"): ("srun",),
     ("direct", "--ranks"): ("4",),
     ("slurm", "--ranks"): ("4",),
     ("gc", "--cluster"): ("nope",),
