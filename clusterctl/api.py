@@ -244,7 +244,8 @@ class Cluster:
     def fetch(self, job: int | None = None, to: str | Path | None = None) -> Path:
         """Copies the output files of a job to the folder `to` (default: `job-N` in the current
         folder), with a subfolder for each node, and returns it. Raises NodeUnreachable, with what
-        the others have in that folder, if a node does not answer."""
+        the others have in that folder, if a node does not answer, and RecordError if one no longer
+        has the job's folder."""
         number, target = self._find_number(job), Path(to) if to else None
         got = actions_jobs.fetch(self._store, number, self.name, target, self._report)
         for line in got.describe():

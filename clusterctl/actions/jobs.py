@@ -277,6 +277,9 @@ def cancel(store: Store, number: int, where: str | None, report: Reporter) -> Jo
     return job
 
 
+GONE = "no longer has the job's folder: it was removed, or the machine was made anew"
+
+
 class Fetched(Struct, frozen=True):
     """What was brought, below `folder`/<node>/."""
 
@@ -287,6 +290,8 @@ class Fetched(Struct, frozen=True):
     """Nodes that did not answer, and why: what the job made there is still there."""
     failed: tuple[ClusterctlError, ...] = ()
     """One for each of the other nodes that not everything could be brought from."""
+    gone: tuple[str, ...] = ()
+    """Nodes that have nothing of the job any more, and of which there are no copies."""
 
     def describe(self) -> Iterator[str]:
         """What a person has to know of files that were brought, or were not."""
@@ -295,6 +300,8 @@ class Fetched(Struct, frozen=True):
         for name, why in self.missing.items():
             what = "later files were not copied" if name in copied else "its files were not copied"
             yield f"{name} does not answer; {what}: {why}"
+        for name in self.gone:
+            yield f"{name} {GONE}"
         yield from brought.left_out
         for place in brought.kept:
             yield (
@@ -318,6 +325,8 @@ class Fetched(Struct, frozen=True):
                 " cluster without them",
                 transient=True,
             )
+        for node in self.gone:
+            raise RecordError(f"job {self.job}: {node} {GONE}", hint="the other files are here")
 
 
 def fetch(
@@ -354,8 +363,11 @@ def fetch_from(at: Connected, job: Job, target: Path | None = None) -> Fetched:
     missing = {name: away[name] for name in absent if name not in saved}
     found = jobs_fetch.find_outputs(job, cluster.drop_nodes(absent), pool)
     wanted, failed = found.outputs, found.failed
+    gone = found.lost if job.started else ()
     if asks:
         try:
+            copied = jobs_fetch.find_mirror(job, cluster, pool, gone)
+            gone = tuple(name for name in gone if name not in copied)
             wanted += jobs_fetch.find_copies(job, cluster, pool, (*absent, *found.lost), at.report)
         except NodeUnreachable as error:
             failed += (error,)
@@ -374,7 +386,8 @@ def fetch_from(at: Connected, job: Job, target: Path | None = None) -> Fetched:
         save_logs(at, [job])
         if records.is_complete(store.locate_job_folder(job.id)):
             control.note_fetched(job, cluster, pool, "all")
-    return Fetched(job.id, folder, brought, missing, failed)
+    brought = replace(brought, left_out=(*found.left_out, *brought.left_out))
+    return Fetched(job.id, folder, brought, missing, failed, gone)
 
 
 def list_numbers(jobs: Sequence[Job]) -> str:

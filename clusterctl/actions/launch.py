@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from clusterctl.actions import shared_folder
 from clusterctl.actions.common import Connected, connect_or_report, open_pool
 from clusterctl.actions.costs import describe_rate
@@ -80,7 +82,7 @@ def bring(store: Store, name: str, report: Reporter) -> bool:
 def _bring(at: Connected, job: Job, target: Path) -> None:
     """Raises the first error if not all of it has come."""
     got = fetch_from(at, job, target)
-    got.require_all()
+    replace(got, gone=()).require_all()  # what is gone does not come back: nothing waits for it
     if got.brought.kept:
         raise ProviderError(
             f"{target}/{got.brought.kept[0]} was changed since it was fetched, and was kept",

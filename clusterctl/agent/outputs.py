@@ -46,10 +46,14 @@ class FileEntry(NamedTuple):
 
 
 def walk(
-    work: str, inside: str = "", failed: Optional[List[OSError]] = None
+    work: str,
+    inside: str = "",
+    failed: Optional[List[OSError]] = None,
+    others: Optional[List[str]] = None,
 ) -> Iterator[FileEntry]:
     """All files and links below `inside`, but for what Python caches. `failed` gets why folders
-    cannot be read; without it, the first such error is raised."""
+    cannot be read; without it, the first such error is raised. `others` gets the paths of pipes,
+    sockets and devices."""
     waiting = [inside]
     while waiting:
         folder = waiting.pop()
@@ -71,10 +75,11 @@ def walk(
             if stat.S_ISDIR(status.st_mode):
                 if entry.name != "__pycache__" and path != CALL:
                     waiting.append(path)
-            elif stat.S_ISREG(status.st_mode) or (
-                stat.S_ISLNK(status.st_mode) and not _is_staged_link(work, path)
-            ):
-                yield FileEntry(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                if stat.S_ISREG(status.st_mode) or not _is_staged_link(work, path):
+                    yield FileEntry(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            elif others is not None:
+                others.append(path)
 
 
 def _is_staged_link(work: str, path: str) -> bool:
@@ -106,15 +111,17 @@ def _render(entry: FileEntry) -> bytes:
     return " ".join([str(entry.size), *times, ""]).encode() + os.fsencode(entry.path) + b"\0"
 
 
-def list_outputs(job: str, failed: Optional[List[OSError]] = None) -> List[FileEntry]:
-    """By path; `failed`: see `walk`. Raises OSError, also where the note of what was staged is
-    missing."""
+def list_outputs(
+    job: str, failed: Optional[List[OSError]] = None, others: Optional[List[str]] = None
+) -> List[FileEntry]:
+    """By path; `failed` and `others`: see `walk`. Raises OSError, also where the note of what was
+    staged is missing."""
     with open(os.path.join(job, STAGED), "rb") as file:
         rows = file.read().split(b"\0")[:-1]
     staged = {re.sub(rb"(\.\d{9})\d* ", rb"\1 ", row, count=2) for row in rows}
     work = os.path.join(job, WORK)
     os.stat(work)
-    found = walk(work, failed=failed)
+    found = walk(work, failed=failed, others=others)
     return sorted(entry for entry in found if _render(entry)[:-1] not in staged)
 
 

@@ -57,12 +57,17 @@ def _show(module: str, verb: str) -> Callable[[str, str], None]:
 
 
 def _list(job: str) -> None:
-    """`SIZE MTIME CTIME ./PATH` and a NUL for each output. Fails where there may be more."""
+    """`SIZE MTIME CTIME ./PATH` and a NUL for each output; on stderr, what else a program has made.
+    Fails where there may be more."""
     failed: List[OSError] = []
-    for entry in outputs.list_outputs(job, failed):
+    others: List[str] = []
+    for entry in outputs.list_outputs(job, failed, others):
         line = f"{entry.size} {entry.modified / 1e9:.9f} {entry.changed / 1e9:.9f} ./".encode()
         sys.stdout.buffer.write(line + os.fsencode(entry.path) + b"\0")
     sys.stdout.flush()
+    for path in sorted(others):
+        name = os.fsencode(path).replace(b"\n", b"?")
+        sys.stderr.buffer.write(b"left out ./%b: neither a file, a folder nor a link\n" % name)
     if failed:
         raise failed[0]
 

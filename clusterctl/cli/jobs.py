@@ -237,7 +237,7 @@ def fetch(given: Fetch, console: Console) -> None:
     if brought.outputs:
         names = (f"{got.folder}/{item.place}" for item in brought.outputs)
         console.result("\n".join(escape(name) for name in names))
-    elif not (brought.kept or brought.left_out or got.failed):
+    elif not (brought.kept or brought.left_out or got.failed or got.gone):
         place = store.read_job(job).spec.in_place
         at = f"ran in {escape(place)}: its files are there" if place else "wrote no files"
         console.note(f"job {job} {at}")
@@ -245,5 +245,5 @@ def fetch(given: Fetch, console: Console) -> None:
         console.note(line)
     console.document(**output.document_fetched(got))
     console.raise_first(got.failed)
-    if got.missing:
+    if got.missing or got.gone:
         raise typer.Exit(4)

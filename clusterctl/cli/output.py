@@ -337,9 +337,12 @@ def finish(console: Console, job: Job) -> int:
 
 
 def document_fetched(fetched: Fetched) -> dict[str, Any]:
+    from clusterctl.actions.jobs import GONE
+
     brought = fetched.brought
     return {
-        **pick(fetched, "job", "folder", "missing"),
+        **pick(fetched, "job", "folder"),
+        "missing": {**fetched.missing, **dict.fromkeys(fetched.gone, GONE)},
         "files": brought.outputs,
         **pick(brought, "kept", "left_out", "core_dumps"),
         "failed": [error.message for error in fetched.failed],

@@ -87,6 +87,8 @@ class FoundOutputs(Struct, frozen=True):
     failed: tuple[ClusterctlError, ...] = ()
     lost: tuple[str, ...] = ()
     """Nodes that were made anew since."""
+    left_out: tuple[str, ...] = ()
+    """What is neither a file nor a link, such as a pipe."""
 
     def require_all(self) -> tuple[Output, ...]:
         """The outputs; raises the first error where there may be more."""
@@ -113,6 +115,7 @@ def find_outputs(
     found: list[Output] = []
     failed: list[ClusterctlError] = []
     lost: list[str] = []
+    left_out: list[str] = []
     for result in pool.run(commands, list(commands), timeout=timeout):
         if result.exit_code is None:
             failed.append(make_error(f"looking for outputs of job {job.id}", result))
@@ -127,8 +130,14 @@ def find_outputs(
         if result.stdout.endswith(b"lost"):  # else it ends with a NUL, if anything
             lost.append(result.node)
         found += parse_outputs(result.node, result.stdout)
+        left_out += _list_left_out(result)
     found.sort(key=lambda output: (output.node, output.path))
-    return FoundOutputs(tuple(found), tuple(failed), tuple(lost))
+    return FoundOutputs(tuple(found), tuple(failed), tuple(lost), tuple(left_out))
+
+
+def _list_left_out(result: NodeResult) -> list[str]:
+    lines = result.complaints.splitlines()
+    return [f"{result.node}: {line}" for line in lines if line.startswith("left out ")]
 
 
 def parse_outputs(node: str, printed: bytes) -> list[Output]:
@@ -182,18 +191,13 @@ def fetch(
         known |= read_states(target, [output.place for output in got])
         write_atomic(note, json.dumps(known).encode())
     said = {result.node: result.stderr for result in results}
-    lines = [
-        (node, line)
-        for node, text in said.items()
-        for line in text.decode(errors="replace").splitlines()
-    ]
     what = f"fetching outputs of job {job.id}"
     return Brought(
         outputs=tuple(
             o for o in got if b"left out ./%b: " % os.fsencode(o.path) not in said[o.node]
         ),
         kept=tuple(output.place for output in kept),
-        left_out=tuple(f"{node}: {line}" for node, line in lines if line.startswith("left out ")),
+        left_out=tuple(line for result in results for line in _list_left_out(result)),
         core_dumps=tuple(o.place for o in got if _is_core_dump(target / o.place)),
         failed=tuple(make_error(what, result) for result in results if not result.ok),
     )

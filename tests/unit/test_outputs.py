@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,9 @@ from clusterctl.transport.pool import LocalTransport, Pool
 from clusterctl.transport.protocol import Transport
 from tests.conftest import Need
 from tests.unit import making
+from tests.unit.calling import Call
 from tests.unit.making import spec
-from tests.unit.staged import Staged, lab
+from tests.unit.staged import Staged, lab, note_copies
 
 OLD = 1_000_000_000
 """A time long before anything is staged."""
@@ -331,6 +333,54 @@ def test_a_worker_that_is_gone_does_not_keep_what_the_others_made(
     here.store.save(replace(here.where, nodes=(others[0], *dead)))
     with pytest.raises(NodeUnreachable, match="no node with outputs of job 7 answers"):
         jobs.fetch(here.store, job.id, None, tmp_path / "got", said.append)
+
+
+def test_a_node_that_has_lost_the_folder_of_the_job_is_named(
+    here: Staged, tree: Path, call: Call
+) -> None:
+    job = here.job(tree)
+    (here.work("worker-2") / "made").write_text("made")
+    folder = here.work().parent
+    moved = folder.rename(folder.with_name("elsewhere"))
+    said = call("fetch", "7")
+    assert said.code == 4
+    assert "worker-1 no longer has the job's folder: it was removed, or the machine" in said.err
+    assert "job-7/worker-2/made" in said.out
+    found = call("fetch", "7", "--json").document["missing"]
+    assert list(found) == ["worker-1"]
+    of_api = api.Cluster(here.store, here.where.name, created=False, report=print)
+    with pytest.raises(RecordError, match="job 7: worker-1 no longer has the job's folder"):
+        of_api.fetch(job.id)
+    here.store.save_job(replace(job, started=None))  # nothing is staged before
+    assert call("fetch", "7").code == 0
+    here.store.save_job(job)
+    moved.rename(folder)
+    assert call("fetch", "7").code == 0, "it has made nothing"
+
+
+def test_what_a_launcher_has_copies_of_is_not_missing(here: Staged, tree: Path, call: Call) -> None:
+    """Also of a node where the job has made nothing."""
+    here.job(tree)
+    here.store.save(replace(here.where, spec=replace(here.where.spec, provider="static")))
+    shutil.rmtree(here.work().parent)
+    mirror = here.work("launcher").with_name("mirror")
+    (mirror / "worker-1").mkdir(parents=True)
+    note_copies(mirror, "worker-1")
+    said = call("fetch", "7")
+    assert (said.code, "no longer has" in said.err) == (0, False), said.err
+
+
+def test_pipes_and_sockets_are_left_out_and_named(here: Staged, tree: Path, call: Call) -> None:
+    here.job(tree)
+    os.mkfifo(here.work() / "pipe\nline")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(here.work("worker-2") / "s"))
+    said = call("fetch", "7")
+    assert said.code == 0
+    why = "neither a file, a folder nor a link"
+    assert f"worker-1: left out ./pipe?line: {why}" in said.err
+    assert f"worker-2: left out ./s: {why}" in said.err
+    assert "wrote no files" not in said.err
 
 
 @pytest.mark.parametrize("damage", ["listing", "copying"])
