@@ -184,6 +184,8 @@ class Unfetched(Struct, frozen=True, kw_only=True):
     """They may go; with `fetch`, those that cannot be brought."""
     ask: Consent | None = None
     """Asks whether they may go; None: there is nobody to ask."""
+    end: bool = True
+    """Whether running jobs may be ended without either of these; a person is asked first."""
 
 
 @contextmanager

@@ -230,6 +230,8 @@ def save(
         if shares:
             loss += filter(None, [shared_folder.look(at, look.left).text])
         running = [job for job in jobs if not job.state.ended]
+        if running and not (unfetched.end or unfetched.fetch or unfetched.discard):
+            loss.append(f"job {list_numbers(running)} is still running")
         with deadline.pause():
             if running and not ask(f"job {list_numbers(running)} is still running; end it?"):
                 return None
@@ -238,6 +240,14 @@ def save(
         limit = deadline.limit(END_LIMIT + saving if not cluster.attached else math.inf)
         cancelled = _cancel(at, running, limit)
         save_logs(at, jobs, min(SAVE_LIMIT, deadline.left))
+        # What they have saved as they ended.
+        new = [job for job in running if job.id not in {**dict(found), **unknown}]
+        if new and not (unfetched.fetch or unfetched.discard):
+            more, unknown = find_unfetched(at, new, deadline.limit(LOOK_LIMIT))
+            found += more
+            with deadline.pause():
+                if not _agree(cluster, unfetched, describe_loss(more, unknown), report):
+                    return None
         fetched = bring(at, jobs, unfetched)
         shared = None
         if shares and unfetched.fetch:

@@ -132,6 +132,7 @@ def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any
         fetch=given.fetch,
         discard=given.discard,
         ask=console.confirm if console.interactive and not given.yes else None,
+        end=console.interactive or given.yes,
     )
     verb = "detach" if isinstance(given, Detach) else "down"
     gone = take_down(store, name, console.report, ask, unfetched, force=given.force, verb=verb)

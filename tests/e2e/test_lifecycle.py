@@ -9,15 +9,26 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Need
-from tests.e2e.cli import Cli, Traces, tagged
+from tests.e2e.cli import Cli, Traces, tagged, wait_for
 
 pytestmark = pytest.mark.sshd
+
+SAVES = """
+import pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path("model.pt").write_text("weights")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("on", flush=True)
+time.sleep(300)
+"""
+"""Has no outputs before it is told to end."""
 
 
 @pytest.mark.netns  # each node a host of its own
 def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli, need: Need) -> None:
-    """The whole life of a cluster, as a script sees it; plain ssh knows its nodes, and a job that
-    runs in the end is cancelled."""
+    """The whole life of a cluster, as a script sees it; plain ssh knows its nodes, and what a
+    job saves when it is ended is not lost."""
     made = own.json("up", "--ttl", "1h")
     assert made["cluster"] == "default"
     assert made["phase"] == "ready"
@@ -38,14 +49,20 @@ def test_up_tells_what_it_made_and_down_leaves_nothing(own: Cli, need: Need) -> 
     done = subprocess.run(plain, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
-    own.script("long.py", "import time; print('on', flush=True); time.sleep(300)")
-    number = own.detach("long.py")
-    own.until_state(number, "running")
-    gone = own.json("down")
-    assert (gone["cluster"], gone["existed"], gone["nodes"]) == ("default", True, 3)
-    assert (gone["dollars"], gone["jobs_cancelled"]) == (0, [number])
-    assert traces.left() == []
+    own.script("saves.py", SAVES)
+    number = own.detach("-n", "1", "saves.py")
+    wait_for(lambda: "on" in own("logs", number).out, 30, "its first line")
+    refused = own("down", code=2)
+    assert f"job {number} is still running" in refused.err
+    assert own.job(number)["state"] == "running"
+    refused = own("down", "--yes", code=2)
+    assert f"job {number} has unfetched outputs: 7 B" in refused.err
     assert own.job(number)["state"] == "cancelled"
+    gone = own.json("down", "--fetch")
+    assert (gone["cluster"], gone["existed"], gone["nodes"]) == ("default", True, 3)
+    assert gone["dollars"] == 0
+    assert (own.folder / f"job-{number}" / "worker-1" / "model.pt").read_text() == "weights"
+    assert traces.left() == []
     assert subprocess.run(plain, capture_output=True, timeout=60).returncode == 255
     assert own.json("list")["clusters"] == []
     again = own.json("down")
