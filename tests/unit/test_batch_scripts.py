@@ -114,6 +114,7 @@ def run_script(
     if emits:
         script, work = tmp_path / "script", tmp_path
         script.write_text(load_system("slurm").emit(one, where, plan, beside=""))
+        (work / ".code-4711").write_text("3\n")  # of an attempt that was preempted
     subprocess.run([env.get("WITH", "sh"), script], env=env, cwd=work, check=True, timeout=60)
     return work
 
