@@ -310,6 +310,12 @@ GRAMMAR = (
     "one line per host: HOST [slots=N] [gpu=N] [user=NAME] [port=N] [address=ADDRESS]"
     " [python=/PATH] [role=launcher|worker]"
 )
+_EXPECTED = {
+    **dict.fromkeys(("user", "address"), "a name of letters, digits and . _ @ + -"),
+    "port": "a number from 1 to 65535",
+    "python": "an absolute path",
+    "role": "launcher or worker",
+}
 _ALIASES = {"gpus": "gpu", "count": "slots", "cpu": "slots", "cpus": "slots"}
 
 
@@ -366,6 +372,9 @@ def _parse_line(raw: str) -> Iterator[tuple[str, _Line]]:
     user, _, host = first.rpartition("@")
     if not first:
         return
+    name, _, port = host.rpartition(":")
+    if port.isdecimal() and _NAME.fullmatch(name):
+        raise ValueError(f"a port is a word of its own: {first[: -len(port) - 1]} port={port}")
     if not _NAME.fullmatch(host):
         raise ValueError(f"{host} is no name or IPv4 address (IPv6 needs a name in ssh_config)")
     said: dict[str, str] = {"user": user} if user else {}
@@ -376,4 +385,11 @@ def _parse_line(raw: str) -> Iterator[tuple[str, _Line]]:
         name = name.replace("-", "_")
         if name not in _IGNORED:
             said[_ALIASES.get(name, name)] = value
-    yield host, msgspec.convert(said, _Line, strict=False)
+    try:
+        yield host, msgspec.convert(said, _Line, strict=False)
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("$.")[2].rstrip("`")
+        if name not in said:  # it names an unknown word
+            raise
+        wanted = _EXPECTED.get(name, "a number from 1 to 999999")
+        raise ValueError(f"{name}={said[name]}: expected {wanted}") from error
