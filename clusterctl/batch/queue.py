@@ -229,7 +229,13 @@ class QueueSystem(BatchSystem):
     def _place(self, spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, tuple[Placement, ...]]:
         own = spec.program.kind is ProgramKind.BATCH
         hosts = ",".join(spec.hosts)
-        if hosts and not (own and re.fullmatch(r"\d+-\d+", hosts)):
+        range_given = re.fullmatch(r"\d+-\d+", hosts)
+        if range_given and not own:
+            raise UsageError(
+                f"--nodes {hosts}: a range of numbers works only with a batch script",
+                hint="--nodes N asks for so many",
+            )
+        if hosts and not range_given:
             raise UsageError(
                 f"--nodes {hosts}: hosts cannot be chosen here, the queue chooses them",
                 hint=f"--nodes N asks for so many; --nodelist {hosts} for these, where it is known",
