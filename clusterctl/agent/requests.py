@@ -94,7 +94,10 @@ def _check_outputs(folder: str, options: str, slurm: bool) -> Iterator[Refusal]:
 
 
 def _require_folder(what: str, path: str, place: str) -> Iterator[Refusal]:
-    if not (path and os.path.isabs(place)) or re.search(r"[%$\\]", place):
+    cut = re.search(r"[%$\\]", place)
+    if cut:  # what follows is known when the job runs
+        place = os.path.dirname(place[: cut.start()])
+    if not (path and os.path.isabs(place)):
         return
     # A disk that this node lacks may be one of the compute nodes.
     if os.path.isdir(os.sep + place.split(os.sep)[1]) and not os.path.isdir(place):
