@@ -113,8 +113,17 @@ def test_a_good_answer_tells_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_endpoint_that_is_no_address_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
-    with pytest.raises(ProviderError, match="Invalid endpoint: nowhere"):
-        Api("us-east-1").find_account()
+    doubts = {
+        "us-east-1": "",
+        "us-east-11": "is there a region 'us-east-11'? did you mean us-east-1? ",
+        "mars-1": "is there a region 'mars-1'? ",
+    }
+    hints = {}
+    for region in doubts:
+        with pytest.raises(ProviderError, match="Invalid endpoint: nowhere") as caught:
+            Api(region).find_account()
+        hints[region] = caught.value.hint
+    assert hints == {region: f"{doubt}{hints['us-east-1']}" for region, doubt in doubts.items()}
 
 
 # -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
+from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -509,6 +510,21 @@ def choose_region() -> str:
         raise refusals.make_unanswered_error(doing, type(error).__name__, str(error)) from error
 
 
+def _doubt(region: str) -> str:
+    """What to say of a region that botocore does not know: it may be newer, or mistyped."""
+    from botocore.loaders import create_loader
+
+    known = [
+        name
+        for part in create_loader().load_data("endpoints")["partitions"]
+        for name in part["regions"]
+    ]
+    if region in known:
+        return ""
+    close = "".join(f"did you mean {name}? " for name in get_close_matches(region, known, n=1))
+    return f"is there a region {region!r}? {close}"
+
+
 class Api:
     """AWS in one region, with the credentials that the environment and ~/.aws give. Safe to use
     from many threads. `hurried`: one attempt of a few seconds for each question."""
@@ -620,7 +636,8 @@ class Api:
         """
         try:
             return self._ask_account(self.region)
-        except RefusedByAws as refused:
+        except ProviderError as refused:
+            refused.hint = f"{_doubt(self.region)}{refused.hint}"
             if self.region == DEFAULT_REGION or not refusals.may_be_not_enabled(refused):
                 raise
             try:

@@ -152,9 +152,9 @@ def make_unanswered_error(doing: str, exception: str, message: str) -> ProviderE
     return ProviderError(f"{what}{said}", hint=known.hint, transient=known.passing)
 
 
-def may_be_not_enabled(error: RefusedByAws) -> bool:
+def may_be_not_enabled(error: ProviderError) -> bool:
     """Whether good credentials hear that in a region that their account has not enabled."""
-    return error.code in _TABLE.not_enabled
+    return isinstance(error, RefusedByAws) and error.code in _TABLE.not_enabled
 
 
 def is_repeated(texts: Iterable[str]) -> bool:
