@@ -435,7 +435,9 @@ def prepare(
     ]
     if command:
         notes.append(f"no file {command} here: the packages or nodes have to bring that command")
+    script = "/" not in spec.setup and tree.has(os.path.join(program.folder, spec.setup))
     warnings = (
+        f"--setup runs lines of sh; for that file: --setup 'sh ./{spec.setup}'" if script else "",
         *(project.warning for project in projects),
         unread,
         programs.warn_of_backend(resolved, spec.backend),

@@ -140,6 +140,14 @@ def test_a_home_that_cannot_be_written(line: str, call: Call, tmp_path: Path) ->
     assert said.code in ({2} if line in ("up", "down") else {0, 2, 3, 7}), said
 
 
+@pytest.mark.usefixtures("lab")
+def test_a_script_of_the_tree_is_no_line_of_sh(call: Call) -> None:
+    Path("prepare.sh").write_text("make\n")
+    for name, said in (("prepare.sh", True), ("true", False)):
+        done = call("run", "--dry-run", "--setup", name, "train.py")
+        assert (done.code, f"--setup 'sh ./{name}'" in done.out) == (0, said), done
+
+
 def test_a_mistake_in_the_settings(call: Call) -> None:
     Path("clusterctl.toml").write_text('[run]\nbakend = "mpi"\n')
     judge(call("status"), 2, "clusterctl.toml", "run.backend")
