@@ -185,7 +185,10 @@ def cluster_name(text: str, option: str) -> str:
 
 
 def names(text: str, option: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if text and not found:
+        raise _refuse(text, option, "names", "A,B")
+    return found
 
 
 def not_blank(text: str, option: str) -> str:
