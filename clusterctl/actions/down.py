@@ -70,6 +70,8 @@ def take_down(
     `force` saves nothing and asks nobody. Raises UsageError where outputs would be lost unasked.
     """
     check_name(name)
+    if verb == "detach" and name not in store.list_names():
+        store.read_cluster(name)  # says so: nothing else knows of machines that are not ours
     with ClusterLock(store.home, name, verb, report):
         known = False
         try:
