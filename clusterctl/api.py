@@ -148,7 +148,7 @@ class Cluster:
         """
         cluster = common.require_ready(self._store.read_cluster(self.name))
         given = _read_options(Run, options)
-        ways = {"detach"} if given.detach else set()
+        ways = {word for word in ("detach", "array") if getattr(given, word)}
         place = f"the provider of cluster {self.name!r} is {cluster.spec.provider}"
         given = given.apply_limits({cluster.system, *ways}, self._report, place)
         prepared = self._prepare(cluster, given, program, args, env or {})

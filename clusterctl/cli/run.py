@@ -214,6 +214,7 @@ def _list_circumstances(given: Run, chosen: Cluster) -> set[str]:
         "emit": given.emit,
         "detach": given.detach,
         "once": given.once,
+        "array": given.array,
         "terminal": given.interactive and not given.dry_run,
     }
     ways = [word for word, wanted in doing.items() if wanted]

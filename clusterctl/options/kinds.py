@@ -136,6 +136,7 @@ STAGED = exclude("interactive")
 SUPERVISED = exclude("emit")
 ATTENDED = exclude("detach")
 NOT_ONCE = exclude("once")
+NOT_ARRAY = exclude("array")
 NOT_TERMINAL = exclude(
     "terminal",
     says="cannot be combined with --interactive",

@@ -343,6 +343,7 @@ class Run(Started, heading=JOBS, module="run"):
         "Run once per value: lr=0.1,0.01; repeatable",
         "NAME=VALUES",
         check=check_axis,
+        limits=(*SUPERVISED, kinds.NOT_ARRAY),
         settable=False,
     )
     array = text(
