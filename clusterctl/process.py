@@ -39,6 +39,28 @@ def raise_terminated(number: int, frame: FrameType | None) -> None:
     raise Terminated(number)
 
 
+@contextmanager
+def handle_signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM and a closed terminal stop a command as Ctrl-C does, so that what it has created is
+    named, or removed. After a call of what is yielded they do nothing: that is being removed."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in ENDING if main}
+    # Under nohup, a closed terminal is none of our business.
+    ours = [number for number, what in before.items() if what not in (None, signal.SIG_IGN)]
+
+    def ignore() -> None:
+        for number in ours:
+            signal.signal(number, lambda number, frame: None)
+
+    for number in ours:
+        signal.signal(number, raise_terminated)
+    try:
+        yield ignore
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
+
+
 def build_own_command(*words: str) -> list[str]:
     """The command line that runs `clusterctl WORDS` in a process of its own.
 
@@ -246,7 +268,8 @@ class Watched(Struct):
 
     exit_code: int | None
     error: str = ""
-    interrupted: bool = False
+    interrupted: KeyboardInterrupt | None = None
+    """What has ended it early: Ctrl-C, or a signal."""
 
 
 def watch(
@@ -297,10 +320,10 @@ def watch(
                     result.error = f"{argv[0]} did not end within {timeout:g} s"
                     process.send_signal(signal.SIGINT)
                 time.sleep(0.05)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as interrupt:
                 if result.interrupted:
                     raise
-                result.interrupted = True
+                result.interrupted = interrupt
                 if not told:
                     told = True
                     process.send_signal(signal.SIGINT)

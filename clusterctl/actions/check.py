@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from clusterctl import process
 from clusterctl.actions.common import Connected, Unfetched, open_pool
 from clusterctl.actions.down import take_down
-from clusterctl.actions.up import bring_up, handle_signals
+from clusterctl.actions.up import bring_up
 from clusterctl.core import catalog, model
 from clusterctl.core.text import count, format_bytes
 from clusterctl.errors import ClusterctlError
@@ -150,7 +150,7 @@ def run_real_check(
         cloud=replace(cloud, budget=BUDGET - CREDITS * TTL / 3600, disk=DISK),
     )
     gone, began = None, time.monotonic()
-    with handle_signals() as ignore:
+    with process.handle_signals() as ignore:
         try:
             try:
                 made = bring_up(store, spec, report, consent)

@@ -6,10 +6,11 @@ import secrets
 
 from msgspec.structs import replace
 
+from clusterctl import process
 from clusterctl.actions import costs, up_plan
 from clusterctl.actions.common import Unfetched, open_pool
 from clusterctl.actions.down import take_down
-from clusterctl.actions.up import bring_up, handle_signals
+from clusterctl.actions.up import bring_up
 from clusterctl.core import catalog
 from clusterctl.core.model import (
     CloudSpec,
@@ -98,7 +99,7 @@ def make_image(
             _report_price(image, report)
             return image
         aws.remove_saved(image, region, report)
-    with handle_signals() as ignore:
+    with process.handle_signals() as ignore:
         try:
             try:
                 made = bring_up(store, spec, report, consent).cluster

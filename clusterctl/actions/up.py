@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -41,7 +39,6 @@ from clusterctl.machines import bootstrap, deadlines, ledger, providers
 from clusterctl.machines import charges as machines_charges
 from clusterctl.machines.bootstrap import StepReporter, check_mesh, check_shared
 from clusterctl.machines.protocol import LAUNCHER, Created, Features, NoCapacity, describe_resources
-from clusterctl.process import ENDING, raise_terminated
 from clusterctl.state.home import name_client
 from clusterctl.state.locks import ClusterLock
 from clusterctl.state.store import Store
@@ -523,25 +520,3 @@ def record_failed_create(
         if left := provider.list_left(cluster, folder):
             things_left = describe_resources(left, ids=False)
             report(f"no machines are running; left over: {things_left}: {then}")
-
-
-@contextmanager
-def handle_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM and a closed terminal stop `up` as Ctrl-C does, so that what it has created is named,
-    or removed. After a call of what is yielded they do nothing: the machines are being removed."""
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in ENDING if main}
-    # Under nohup, a closed terminal is none of our business.
-    ours = [number for number, what in before.items() if what not in (None, signal.SIG_IGN)]
-
-    def ignore() -> None:
-        for number in ours:
-            signal.signal(number, lambda number, frame: None)
-
-    for number in ours:
-        signal.signal(number, raise_terminated)
-    try:
-        yield ignore
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])

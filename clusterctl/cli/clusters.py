@@ -39,6 +39,7 @@ def up(given: Up, console: Console, *, then: bool = True) -> None:
 
 
 def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> None:
+    from clusterctl import process
     from clusterctl.actions import common, up_plan
     from clusterctl.actions import up as actions_up
 
@@ -56,7 +57,7 @@ def _bring_up(given: Up, console: Console, then: bool, nodes: NodePhases) -> Non
     )
     consent = (lambda question: True) if given.yes else console.consent
     try:
-        with actions_up.handle_signals():
+        with process.handle_signals():
             made = actions_up.bring_up(store, spec, console.report, consent, nodes=nodes)
     except KeyboardInterrupt:
         if spec.name not in store.list_names():  # nothing was created yet
@@ -122,6 +123,7 @@ def _take_down(given: Down, console: Console) -> None:
 
 def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any:
     """What `down` and `detach` do. Consent to lose outputs needs a terminal, or an option."""
+    from clusterctl import process
     from clusterctl.actions.common import Unfetched
     from clusterctl.actions.down import take_down
 
@@ -135,7 +137,8 @@ def remove(given: Down | Detach, store: Any, name: str, console: Console) -> Any
         end=console.interactive or given.yes,
     )
     verb = "detach" if isinstance(given, Detach) else "down"
-    gone = take_down(store, name, console.report, ask, unfetched, force=given.force, verb=verb)
+    with process.handle_signals():
+        gone = take_down(store, name, console.report, ask, unfetched, force=given.force, verb=verb)
     for brought in gone.fetched if gone else ():
         for line in brought.describe():
             console.note(line)

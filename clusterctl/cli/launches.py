@@ -76,7 +76,7 @@ def launch(given: Launch, console: Console) -> None:
             state_store.unmark_launch(store, name)
             console.after_interrupt = _describe_kept(name)
             raise
-        console.report("Ctrl-C: removing the cluster")
+        console.report("removing the cluster")
         _remove(name, given, console)
         console.after_interrupt = ""
         raise

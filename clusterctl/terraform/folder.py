@@ -88,10 +88,6 @@ GRACE = 300.0
 """Seconds that Terraform gets to finish its step when its time is up."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C came, and Terraform has finished its step: what there is, is in its state."""
-
-
 class _Said(Struct):
     """What Terraform has said, sorted."""
 
@@ -221,8 +217,8 @@ class Terraform(Struct, frozen=True):
 
         `may_go`: the addresses of the machines and disks that may be destroyed or replaced. Where
         there are others, the plan is made and read first. Raises TerraformError, also for a plan
-        that would destroy one of them; Interrupted after Ctrl-C when Terraform has finished its
-        step.
+        that would destroy one of them; after Ctrl-C or SIGTERM, that interrupt when Terraform has
+        finished its step.
         """
         write_atomic(self.folder / VARIABLES, json.dumps(variables, indent=1).encode())
         ids = self.list_resources()
@@ -276,8 +272,8 @@ class Terraform(Struct, frozen=True):
                     on_line=hear,
                     on_start=lambda pid: self.on_start(pid, f"{name.split()[0]} {command}"),
                     on_interrupt=lambda: self.report(
-                        "Ctrl-C: waiting for terraform to finish its current step; press it again"
-                        " to leave terraform running"
+                        "stopping: waiting for terraform to finish its current step; Ctrl-C leaves"
+                        " terraform running"
                     ),
                     timeout=APPLY_TIMEOUT,
                     grace=GRACE,
@@ -292,7 +288,7 @@ class Terraform(Struct, frozen=True):
             )
             raise
         if ended.interrupted:
-            raise Interrupted
+            raise ended.interrupted
         if ended.error or ended.exit_code != 0:
             first = [item.text for item in said.diagnostics[:1]] or said.prose
             why = ended.error or "\n".join(first) or f"exit code {ended.exit_code}"

@@ -269,13 +269,13 @@ import sys
 from pathlib import Path
 from clusterctl import process
 folder = Path(sys.argv[1])
-ended = process.watch(
+with process.handle_signals(): ended = process.watch(
     ["sh", "-c", sys.argv[2]], log=folder / "log",
     on_line=lambda line: print(line.decode(), flush=True),
     on_start=lambda pid: print("pid", pid, flush=True),
     on_interrupt=lambda: print("told", flush=True),
     timeout=30, grace=5, cwd=folder, env={"PATH": "/usr/bin:/bin"})
-print("ended", ended.exit_code, ended.interrupted, flush=True)
+print("ended", ended.exit_code, repr(ended.interrupted), flush=True)
 """
 
 
@@ -296,15 +296,20 @@ def read(started: subprocess.Popen[str]) -> str:
     return started.stdout.readline().strip()
 
 
-def test_the_first_ctrl_c_is_handed_on_once_and_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "what"), [(signal.SIGINT, "KeyboardInterrupt()"), (signal.SIGTERM, "Terminated()")]
+)
+def test_the_first_interrupt_is_handed_on_once_and_waited_for(
+    number: signal.Signals, what: str, tmp_path: Path
+) -> None:
     on_interrupt = "echo heard; sleep 0.5; echo finished; exit 3"
     script = f"trap '{on_interrupt}' INT; echo up; while :; do sleep 0.1; done"
     with watch(tmp_path, script) as started:
         assert read(started).startswith("pid")
         assert read(started) == "up"
-        os.killpg(started.pid, signal.SIGINT)  # as the terminal does: to the whole group
+        os.killpg(started.pid, number)  # as the terminal does: to the whole group
         rest = started.communicate(timeout=20)[0].split("\n")
-    assert rest == ["told", "heard", "finished", "ended 3 True", ""]
+    assert rest == ["told", "heard", "finished", f"ended 3 {what}", ""]
 
 
 def test_a_second_ctrl_c_leaves_it_alone_and_its_output_goes_on(tmp_path: Path) -> None:
