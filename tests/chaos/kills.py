@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.project.tree import MARK
+from clusterctl.state.home import FETCHED_MARK
 from tests.e2e.cli import Cli, Traces, of_job
 
 LINES = [f"line {number}" for number in range(400)]
@@ -115,7 +115,7 @@ def check_fetched(site: Site) -> list[str]:
     found = {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != MARK
+        if path.is_file() and path.name != FETCHED_MARK
     }
     if found != MADE:
         misses.append(f"fetched {sorted(found)}: not what the job wrote")

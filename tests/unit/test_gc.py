@@ -253,7 +253,6 @@ def test_nobody_takes_over_a_cluster_of_others_by_its_name(account: Account, cal
     assert f"clusterctl gc --adopt {cluster().id}" in said.err
     assert (account.adopted, open_store().list_names()) == ([], ())
     assert call("gc", "--adopt", cluster().id).code == 0
-    assert [one.deadline for one in open_store().list_clusters()] == [NOW], "as its tags say"
 
 
 @pytest.mark.parametrize("theirs", ["bob@", ""], ids=["bob", "an earlier version"])
