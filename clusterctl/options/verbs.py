@@ -688,7 +688,8 @@ def parse_backends(text: str, option: str) -> tuple[str, ...]:
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """Different numbers of ranks, the smallest first."""
     check = values.integer(1, 100_000)
-    found = tuple(sorted({check(word, option) for word in values.names(text, option)}))
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    found = tuple(sorted({check(word, option) for word in words}))
     if not found:
         raise UsageError(f"{option} {text!r}: expected numbers", hint=f"for example {option} 1,2,4")
     return found
