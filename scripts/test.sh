@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 arguments=(-n 4)
 case "${1:-}" in
 --fast)
-    arguments=(-n 4 -m "not slow and not all" tests/unit)
+    arguments+=(-m "not slow and not all" tests/unit)
     shift
     ;;
 --all)
