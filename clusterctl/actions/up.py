@@ -324,6 +324,8 @@ def _prepare_nodes(
     # Nodes meet each other where jobs run: at the containers' sshd, where there are any.
     host_keys = created.host_keys | {n: box.host_key.public for n, box in boxes.items()}
     files = bootstrap.list_mesh_files(key, cluster.nodes, host_keys)
+    if features.shares_machine:
+        files = bootstrap.fit_config(files)
     files |= {bootstrap.SETUP: cluster.spec.setup} if cluster.spec.setup else {}
     metered = clock.nodes.watched
     scripts = {
@@ -405,10 +407,10 @@ def _render_script(
     setup = cluster.spec.setup
     if not features.fresh_machines:
         steps = bootstrap.list_setup_steps(node, setup)
-        others = features.shares_machine and node.name != cluster.nodes[0].name
-        asked = bootstrap.OWN if others else ()
+        here = features.shares_machine
+        asked = bootstrap.OWN if here and node.name != cluster.nodes[0].name else ()
         return bootstrap.render_script(
-            node, files, pythons=features.pythons, steps=steps, asked=asked
+            node, files, pythons=features.pythons, steps=steps, asked=asked, here=here
         )
     return bootstrap.render_script(
         node,

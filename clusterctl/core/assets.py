@@ -136,10 +136,9 @@ def locate_agent(root: str) -> str:
 
 
 @cache
-def render_agent(*pythons: str) -> str:
+def render_agent(*pythons: str, tried: bool = False) -> str:
     """The sh that puts the agent into a node's root, the folder that it runs in. `pythons`: those
-    to try first."""
+    to try first, of which the first that is there will do if they are `tried`."""
     digest, packed = pack_agent()
-    text = base64.encodebytes(packed).decode()
-    values = {"digest": digest, "packed": text, "pythons": pythons, "usual": PYTHONS}
-    return render("bootstrap/place-agent.sh.j2", **values)
+    words = {"digest": digest, "packed": base64.encodebytes(packed).decode(), "usual": PYTHONS}
+    return render("bootstrap/place-agent.sh.j2", pythons=pythons, tried=tried, **words)

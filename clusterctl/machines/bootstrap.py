@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clusterctl import process
 from clusterctl.core import assets, catalog, progress
 from clusterctl.core.keys import KeyPair
 from clusterctl.core.model import (
@@ -142,6 +143,17 @@ def list_mesh_files(
     }
 
 
+def fit_config(files: Mapping[str, str]) -> dict[str, str]:
+    """The files of nodes that are this machine, with what its ssh cannot read left out, as
+    node.sh.j2 does on any other."""
+    config = files["ssh/config"]
+    words = ["ssh", "-G", "-F", "/dev/stdin", "node"]
+    if not process.run(words, timeout=LOGIN_PATIENCE, stdin=config.encode()).ok:
+        kept = (line for line in config.splitlines(keepends=True) if " ^" not in line)
+        config = "".join(kept)
+    return {**files, "ssh/config": config}
+
+
 REQUIRED = {
     "flock": "util-linux",
     "setsid": "util-linux",
@@ -166,13 +178,15 @@ def render_script(
     inside: str = "",
     metered: bool = False,
     asked: Collection[str] = (),
+    here: bool = False,
 ) -> bytes:
     """The node's script. It holds private keys: hand it over on stdin, never in argv.
 
     `files` go below the node root, before the steps; `pythons` are paths to try before those the
     node itself knows; `inside` is a command line that makes the questions be asked in a container.
     `metered`: during the steps, it prints each second how much the node has received. `asked`: the
-    questions, where that is not all.
+    questions, where that is not all. `here`: the node is this machine, which the first of `pythons`
+    runs on, and `fit_config` was asked.
     """
     folders: dict[str, list[str]] = {}
     for path in files:
@@ -183,7 +197,8 @@ def render_script(
         node=node,
         folders=folders,
         packed=_pack_files(tuple(files.items())),
-        agent=assets.render_agent(*pythons),
+        agent=assets.render_agent(*pythons, tried=here),
+        tried=here,
         inside=inside,
         steps=[(step.name, step.check, step.apply, step.what) for step in steps],
         step_marker=MARKER,
@@ -540,35 +555,40 @@ WAVE_PATIENCE = 2.0
 """More seconds for each worker: the launcher has ten log-ins going at a time."""
 
 
-def _try_log_ins(
-    pool: Pool, cluster: Cluster, pairs: Sequence[tuple[Node, Node]], command: str
-) -> tuple[str, ...]:
-    """Runs `command` from the first node of each pair on the second, in the way of jobs. Returns
-    the pairs where it fails, for people."""
-    by_name = {f"{first.name} → {second.name}": (first, second) for first, second in pairs}
-    limit = LOGIN_PATIENCE + WAVE_PATIENCE * len(cluster.workers)
+BEYOND = 99
+"""The exit code of a worker that does not reach the next one; ssh's own is 255."""
 
-    def log_in(name: str) -> NodeResult:
-        first, second = by_name[name]
-        words = (f"{first.root}/bin/clusterctl-ssh", second.name, command)
-        result = pool.find_transport(first.name).run(
+
+def _log_in(pool: Pool, cluster: Cluster, commands: Mapping[str, str]) -> tuple[str, ...]:
+    """Runs commands, by worker, from the launcher in the way of jobs. Returns the pairs of nodes
+    where it fails, for people."""
+    launcher = cluster.launcher
+    limit = LOGIN_PATIENCE + WAVE_PATIENCE * len(cluster.workers)
+    following = dict(pairwise([*(node.name for node in _list_others(cluster)), launcher.name]))
+
+    def log_in(worker: str) -> NodeResult:
+        words = (f"{launcher.root}/bin/clusterctl-ssh", worker, commands[worker])
+        result = pool.find_transport(launcher.name).run(
             f"exec {shlex.join(words)} </dev/null", timeout=limit
         )
-        return replace(result, node=name)
+        pair = (launcher.name, worker)
+        if result.exit_code == BEYOND:
+            pair = (worker, following[worker])
+        return replace(result, node=" → ".join(pair))
 
-    results = pool.call_each(log_in, list(by_name))
+    results = pool.call_each(log_in, list(commands))
     return tuple(f"{result.node}: {result.why}" for result in results if not result.ok)
 
 
 def check_mesh(pool: Pool, cluster: Cluster, *, what: str, hint: str) -> None:
-    """Raises NodeUnreachable unless the launcher can log in on each worker, and the nodes (`what`)
-    in a ring: a pair of all of them would take the square of their number."""
-    launcher = cluster.launcher
-    steps = pairwise([*_list_others(cluster), launcher])
-    pairs = [
-        pair for worker, following in steps for pair in ((launcher, worker), (worker, following))
-    ]
-    if failures := _try_log_ins(pool, cluster, pairs, "exit 0"):
+    """Raises NodeUnreachable unless the launcher can log in on each worker, and from there on the
+    next one, the last on the launcher: all pairs would be the square of their number."""
+    commands = {
+        worker.name: f"{shlex.quote(worker.root)}/bin/clusterctl-ssh {following.name} 'exit 0'"
+        f" </dev/null || exit {BEYOND}"
+        for worker, following in pairwise([*_list_others(cluster), cluster.launcher])
+    }
+    if failures := _log_in(pool, cluster, commands):
         raise NodeUnreachable(
             f"some {what} cannot reach each other: {'; '.join(failures)}",
             hint=hint,
@@ -585,8 +605,8 @@ def check_shared(pool: Pool, cluster: Cluster) -> None:
     failures: tuple[str, ...] = (f"{launcher.name}: {written.why}",)
     if written.ok:
         look = f"read -r seen <{file} && : >>{file} && [ $seen = {token} ]"
-        pairs = [(launcher, worker) for worker in _list_others(cluster)]
-        failures = _try_log_ins(pool, cluster, pairs, look)
+        commands = {worker.name: look for worker in _list_others(cluster)}
+        failures = _log_in(pool, cluster, commands)
         pool.run(f"rm -f {file}", [launcher.name], timeout=LOGIN_PATIENCE)
     if failures:
         raise BootstrapError(

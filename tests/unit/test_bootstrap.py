@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,17 +108,22 @@ def test_the_private_key_is_never_in_an_argument(key: keys.KeyPair, tmp_path: Pa
     assert holders == [tmp_path / "root" / "ssh" / "mesh"]
 
 
+@pytest.mark.parametrize("here", [False, True], ids=["another machine", "this machine"])
 def test_an_ssh_that_refuses_our_order_of_algorithms_keeps_its_own(
-    key: keys.KeyPair, tmp_path: Path
+    here: bool, key: keys.KeyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenSSH 8.0 and older, and those in FIPS mode."""
     ssh = write_program(tmp_path / "bin" / "ssh", "! grep -q '\\^' \"$3\"")
     worker = node("worker-1", root=str(tmp_path / "root"))
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
     written = []
     for mode in (0o755, 0o644):
         ssh.chmod(mode)
-        script = bootstrap.render_script(worker, mesh(key, worker), pythons=[])
-        assert run(script, path=f"{ssh.parent}:").returncode == 0
+        files = mesh(key, worker)
+        files = bootstrap.fit_config(files) if here else files
+        pythons = [sys.executable] * here
+        script = bootstrap.render_script(worker, files, pythons=pythons, here=here)
+        assert run(script).returncode == 0
         written.append((tmp_path / "root/ssh/config").read_text().splitlines())
     [without, whole] = written
     assert without == [line for line in whole if "^" not in line] != whole
