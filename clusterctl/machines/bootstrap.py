@@ -296,7 +296,7 @@ def build_values(
         "digest": hashlib.sha256(text.encode()).hexdigest(),
         "dir": locate_folder(node),
         "file": f"{locate_folder(node)}/settings.json",
-        "agents": f"{node.root}/agent",
+        "unit": assets.render("bootstrap/idle.service.j2", node=node),
     }
 
 
