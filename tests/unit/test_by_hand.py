@@ -209,6 +209,11 @@ def test_mpirun_args_that_are_passed_on(given: str, said: str) -> None:
     assert {"--hostfile", "btl"} <= set(found)
 
 
+@rows("given, name, times", "by_hand.mpirun_args_that_replace_ours")
+def test_mpirun_args_that_replace_ours(given: str, name: str, times: int) -> None:
+    assert argv(given).count(name) == times
+
+
 def test_mpirun_args_need_mpirun() -> None:
     system = load_system("direct")
     with pytest.raises(UsageError, match="--mpirun-arg works only with --launcher mpirun"):

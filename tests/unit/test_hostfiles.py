@@ -26,7 +26,9 @@ def test_our_own_lines() -> None:
     last slots=3
     """
     head = "head.site.org"
-    assert [said(node) for node in parse_hosts("\ufeff" + text, "hosts", "u")] == [
+    nodes = parse_hosts("\ufeff" + text, "hosts", "u")
+    assert all((n.job_port, n.private_address) == (n.ssh_port, n.address) for n in nodes)
+    assert [said(node) for node in nodes] == [
         (head, head, "u", 0, 0, "/opt/py/bin/python"),
         ("gpu1", "gpu1", "ana", 2222, 2, ""),
         ("10.0.0.2", "10.0.0.2", "bob", 0, 0, ""),
