@@ -121,9 +121,12 @@ class SlurmQueue:
         said = "" if mode else call("scontrol", "show", "config", limit=5).out
         return mode == "a" or bool(re.search(r"(?m)^JobFileAppend\s*=\s*1", said))
 
-    def stay_in_copy(self, options: str) -> List[str]:
-        """Options with which a script of the user's own starts in the copy of its tree: none."""
-        return []
+    def choose_options(self, options: str, copied: bool, fresh: bool) -> List[str]:
+        """Further ones for a script of the user's own; `copied`: it starts in a copy of its tree;
+        `fresh`: its output goes to files that are not there yet. Those Slurm would empty when it
+        starts the job a second time, and what nobody has read by then would be lost."""
+        chosen = "--open-mode" in options or "SBATCH_OPEN_MODE" in os.environ
+        return ["--open-mode=append"] if fresh and not chosen else []
 
     def explain(self, native: str, row: str, folder: str) -> str:
         """What the queue has said of a job, with what else is to be known of it."""
@@ -213,9 +216,9 @@ class GridQueue:
     def appends(self, options: str) -> bool:
         return True
 
-    def stay_in_copy(self, options: str) -> List[str]:
+    def choose_options(self, options: str, copied: bool, fresh: bool) -> List[str]:
         """Unless it says where, it would start in the home folder, where its files are not."""
-        return [] if re.search(r"(^|\s)-c?wd\b", options) else ["-cwd"]
+        return ["-cwd"] if copied and not re.search(r"(^|\s)-c?wd\b", options) else []
 
     def explain(self, native: str, row: str, folder: str) -> str:
         """What the queue has said of a job, with the reason for an error, or for never starting."""
@@ -401,8 +404,10 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> Iter
         lines = scripts.read_directives(where, words)
         if not in_place:
             scripts.make_output_folders(where, words, lines)
-            words = [*batch.stay_in_copy(" ".join([*words, *lines])), *words]
         scripts.note_earlier(job, where, words, lines, batch.appends)
+        fresh = not os.path.exists(messages.EARLIER)
+        options = " ".join([*words, *lines])
+        words = [*batch.choose_options(options, not in_place, fresh), *words]
     until = time.monotonic() + patience
     while True:
         left = max(1.0, until - time.monotonic())

@@ -60,6 +60,25 @@ def test_parts_of_an_array(cli: Cli, site: Site) -> None:
     assert [done.of(rank) for rank in range(3)] == [[f"task {n}"] for n in (1, 2, 3)]
 
 
+@ON_SLURM
+@pytest.mark.timeout(400)
+@pytest.mark.all
+def test_a_requeued_script_keeps_what_it_has_printed(cli: Cli, site: Site) -> None:
+    """Slurm would empty its file, and a second attempt that prints less would not be seen."""
+    again = "$SLURM_RESTART_COUNT"
+    body = f"for n in 1 2 3; do echo {again}: $n; done; [ {again} ] || sleep 300"
+    write(cli, site, "job.sh", {"slurm": ["--nodes=1"]}, body)
+    number = str(cli("run", "--detach", "job.sh").job)
+    wait_for(lambda: ": 3" in cli("logs", number).out, 60, "its output")
+    site.login.run("scontrol", "requeue", cli.json("jobs", number)["jobs"][0]["native_id"])
+    done = cli("logs", number, "-f", timeout=300)
+    assert [line for line in done.of(0) if ": " in line and "slurmstepd" not in line] == [
+        *(": 1", ": 2", ": 3"),
+        *("1: 1", "1: 2", "1: 3"),
+    ]
+    assert cli.json("jobs", number)["jobs"][0]["state"] == "succeeded"
+
+
 @ONE_SITE
 def test_a_script_without_output(cli: Cli, site: Site) -> None:
     lines = {"slurm": ["--output=/dev/null"], "sge": ["-cwd", "-o /dev/null", "-j y"]}

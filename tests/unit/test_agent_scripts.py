@@ -154,7 +154,15 @@ def test_a_login_that_does_not_end(tmp_path: Path) -> None:
 
 @rows("options, adds", "agent_scripts.grid_engine_starts_in_the_copy")
 def test_grid_engine_starts_in_the_copy(options: str, adds: list[str]) -> None:
-    assert queues.SYSTEMS["sge"].stay_in_copy(options) == adds
+    assert queues.SYSTEMS["sge"].choose_options(options, copied=True, fresh=True) == adds
+    assert queues.SYSTEMS["sge"].choose_options(options, copied=False, fresh=True) == []
+
+
+@rows("options, fresh, adds", "agent_scripts.a_second_attempt_on_slurm_adds_to_the_output")
+def test_a_second_attempt_on_slurm_adds_to_the_output(
+    options: str, fresh: bool, adds: list[str]
+) -> None:
+    assert queues.SYSTEMS["slurm"].choose_options(options, copied=True, fresh=fresh) == adds
 
 
 def make_parts(*codes: int, word: str = "FAILED", state: str = ENDED) -> list[Part]:
