@@ -47,7 +47,7 @@ class Attendant:
         if not os.path.isdir(os.path.join(self._job, "out")):
             if verb in ("end", "again"):
                 self._processes.end(0)
-            return [("survivors", len(processes.list_living(self._tag)))]
+            return [("survivors", len(self._processes.list_living()))]
         if verb in ("meet", "ask"):
             if verb == "ask":
                 self._processes.ask(args[0])

@@ -1,8 +1,10 @@
 """The processes of a job on this node: what lives, and how it is ended.
 
-Each carries the job's tag in its environment; this program does not. One SIGTERM means that a
-program is to save, and many take a second one to mean that it is to quit at once: whoever tells a
-rank to end leaves the file `rank-N.term`, and nobody tells it again.
+Each carries the job's tag in its environment; this program does not. One that has cleared its
+environment is known by its output, if that still goes to a rank's file: only ranks hand that on.
+
+One SIGTERM means that a program is to save, and many take a second one to mean that it is to quit
+at once: whoever tells a rank to end leaves the file `rank-N.term`, and nobody tells it again.
 """
 
 import contextlib
@@ -136,14 +138,24 @@ def do_each(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
         thread.join()
 
 
-def list_living(tag: str) -> List[int]:
-    """The processes with that tag, but for this one."""
+def list_living(tag: str, out: str = "") -> List[int]:
+    """The processes with that tag, but for this one; and those without any tag that write to a
+    rank's file in the folder `out`."""
     wanted, own = os.fsencode(tag), str(os.getpid())
+    ranks = os.path.join(os.path.realpath(out), "rank-")
     found = []
     for name in os.listdir("/proc"):
-        if name.isdigit() and name != own and wanted in read("/proc/" + name + "/environ"):
-            found.append(int(name))
+        if name.isdigit() and name != own:
+            variables = read("/proc/" + name + "/environ")
+            untagged = out and b"CLUSTERCTL_JOB=" not in variables
+            if wanted in variables or (untagged and _writes_to(name, ranks)):
+                found.append(int(name))
     return found
+
+
+def _writes_to(pid: str, start: str) -> bool:
+    """Whether its stdout or stderr is a file whose path starts so."""
+    return any(read_link(f"/proc/{pid}/fd/{n}").startswith(start) for n in (1, 2))
 
 
 class ProcessStat(NamedTuple):
@@ -261,6 +273,9 @@ class Processes:
         self._job, self._tag = job, tag
         self._out = os.path.join(job, "out")
 
+    def list_living(self) -> List[int]:
+        return list_living(self._tag, self._out)
+
     # --------------------------------------------------------------------------------- ending them
 
     def tell(self, rank: Optional[str] = None) -> None:
@@ -332,9 +347,7 @@ class Processes:
         """Ends all processes of the job: programs have the time to save, then wrappers a moment to
         note how their programs ended."""
 
-        def living() -> List[int]:
-            return list_living(self._tag)
-
+        living = self.list_living
         if not living():
             return
         until = time.monotonic() + seconds
@@ -355,13 +368,13 @@ class Processes:
 
     def await_end(self, seconds: float) -> bool:
         """Whether nothing of the job is left within the time."""
-        return _wait_for_end(lambda: list_living(self._tag), seconds)
+        return _wait_for_end(self.list_living, seconds)
 
     # ------------------------------------------------------------------------ what there is to say
 
     def look(self) -> Iterator[messages.Fact]:
         """Facts about this node, as `supervise` takes them: a word, and what belongs to it."""
-        yield "survivors", len(list_living(self._tag))
+        yield "survivors", len(self.list_living())
         disk = os.statvfs(self._job)
         if disk.f_bavail * disk.f_frsize < 65536:
             yield ("full",)

@@ -254,12 +254,12 @@ def read_remarks(job: Job, cluster: Cluster, pool: Pool) -> str:
 
 
 def describe_survivors(job: Job) -> str:
-    """`no processes left on 3 nodes`, or the nodes that have some, or did not answer."""
+    """`no processes of it found on 3 nodes`, or the nodes that have some, or did not answer."""
     if not job.survivors:
         return "the batch system ended it" if job.started else "it had not started"
     left = {name: count for name, count in job.survivors.items() if count}
     if not left:
-        return f"no processes left on {count(len(job.survivors), 'node')}"
+        return f"no processes of it found on {count(len(job.survivors), 'node')}"
     return ", ".join(
         f"{name} did not answer" if number < 0 else f"{count(number, 'process')} left on {name}"
         for name, number in left.items()

@@ -262,7 +262,7 @@ def test_cancelling_ends_what_ignores_it(cli: Cli, site: Site, program: Program)
     """It is looked for on the nodes of the job."""
     number = cli.detach(*site.size(2), program("stubborn", STUBBORN))
     wait_for(lambda: cli("logs", number).out.count("started") == 2, 60, "not every rank started")
-    assert "no processes left on 2 nodes" in cli("cancel", number, timeout=90).out
+    assert "no processes of it found on 2 nodes" in cli("cancel", number, timeout=90).out
     job = cli.job(number)
     assert (job["state"], job["survivors"]) == ("cancelled", {"c1": 0, "c2": 0})
     assert not _processes(site, "/bin/sh ./stubborn")

@@ -70,7 +70,7 @@ def test_odd_paths_everywhere(make_cli: MakeCli) -> None:
     running = cli.start("run", "waits.py")
     running.until("on", times=2)
     running.interrupt()
-    assert "no processes left on" in running.wait(20).err
+    assert "no processes of it found on" in running.wait(20).err
     cli("cp", script, f"worker-1:copied {ODD}")
     assert cli("ssh", "worker-1", "--", "test", "-f", f"copied {ODD}").code == 0
     traces = Traces.of(cli)

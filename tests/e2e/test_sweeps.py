@@ -75,7 +75,7 @@ def test_cancel_ends_a_sweep_and_starts_no_further_point(cli: Cli) -> None:
         return bool(item["state"] == "running")
 
     wait_for(started, 30, "the first point")
-    assert "no processes left" in cli("cancel", number).out
+    assert "no processes of it found" in cli("cancel", number).out
     record = json.loads((cli.home / "jobs" / str(number) / "job.json").read_text())
     assert record["state"] == "cancelled"
     assert len(record["points_ended"]) <= 8

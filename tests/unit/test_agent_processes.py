@@ -139,6 +139,31 @@ def test_the_end_leaves_nothing(ranks: Ranks) -> None:
     assert ("survivors", 0) in list(ranks.processes.look())
 
 
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_the_end_finds_what_has_cleared_its_environment(ranks: Ranks, stream: str) -> None:
+    """By its output. What only reads that, or writes to another job's, belongs to somebody else."""
+    path, other = ranks.job / "out" / "rank-0.out", ranks.job / "other" / "out" / "rank-0.out"
+    other.parent.mkdir(parents=True)
+    where = {"env": {"PATH": os.environ["PATH"]}, "cwd": ranks.job}
+    with path.open("w") as out, other.open("w") as others:
+        argv = ["setsid", "sleep", "60"]
+        ours = subprocess.Popen(argv, **{stream: out}, **where)  # type: ignore[call-overload]
+        strangers = [
+            subprocess.Popen(["tail", "-f", path], stdout=subprocess.DEVNULL, **where),  # type: ignore[call-overload]
+            subprocess.Popen(argv, stdout=others, **where),  # type: ignore[call-overload]
+        ]
+    try:
+        assert ("survivors", 1) in list(ranks.processes.look())
+        ranks.processes.end(0)
+        assert ours.wait(5) == -signal.SIGTERM
+        assert ("survivors", 0) in list(ranks.processes.look())
+        assert [stranger.poll() for stranger in strangers] == [None, None]
+    finally:
+        for process in (ours, *strangers):
+            process.kill()
+            process.wait()
+
+
 def test_wrappers_have_the_time_that_their_programs_leave(ranks: Ranks) -> None:
     """Also one that was stopped; and who ignores that is killed."""
     environ = {**os.environ, "CLUSTERCTL_JOB": TAG.partition("=")[2]}
