@@ -39,6 +39,9 @@ KERNEL_SIGNS = {
     "hardware": r"I/O error|EXT4-fs|XFS|Hardware Error|Machine",
 }
 """Findings that lines of the kernel's log make."""
+_SAID = re.compile("(error|left)$|message:")
+"""Kinds of findings about what ranks have said."""
+_ENDED = {JobState.CANCELLED: "was cancelled", JobState.TIMEOUT: "was ended when its time was up"}
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
@@ -54,10 +57,17 @@ def judge(evidence: Evidence) -> tuple[Finding, ...]:
     explained = {finding.ranks for finding in found if finding.kind == "memory"}
     kept = [f for f in found if f.kind != "exit" or f.ranks not in explained]
     job = evidence.job
+    recorded = job.reason and job.state in (JobState.FAILED, JobState.LOST, JobState.TIMEOUT)
+    if recorded and not job.failure:  # how its ranks ended follows from that
+        kept = [
+            replace(f, serious=f.serious and not (f.ranks and _SAID.match(f.kind)))
+            for f in kept
+            if f.kind != "exit"
+        ]
     if not any(finding.serious for finding in kept):
         kept = [_promote(evidence, finding) for finding in kept]
         # What the record says of a job that never started, or that was ended from outside.
-        if job.reason and job.state in (JobState.FAILED, JobState.LOST, JobState.TIMEOUT):
+        if recorded:
             kept.insert(0, evidence.make_finding("record", why=job.reason))
     if not any(finding.serious for finding in kept):
         kept += waits.find_asleep(evidence)
@@ -215,8 +225,8 @@ def summarize(evidence: Evidence, findings: Sequence[Finding]) -> str:
     if evidence.job.state is JobState.SUCCEEDED:
         return f"job {evidence.job.id} succeeded, and nothing is wrong"
     living = list(evidence.living.values())
-    if evidence.job.state is JobState.CANCELLED and not living:
-        return f"job {evidence.job.id} was cancelled, and nothing is wrong with the nodes"
+    if (how := _ENDED.get(evidence.job.state)) and not living:
+        return f"job {evidence.job.id} {how}, and nothing is wrong with the nodes"
     if evidence.missed.keys() - {"watch"}:
         return "nothing wrong was found in the time that there was"
     if not living:

@@ -36,7 +36,7 @@ def find_first_failure(evidence: findings.Evidence) -> Iterator[findings.Finding
     """The rank that failed first, by one clock, and why. What the others printed because of that
     is left out."""
     failed = [rank for rank in evidence.ranks.values() if rank.exit_code]
-    if evidence.job.state is JobState.CANCELLED:  # that is what ended them
+    if evidence.job.state in (JobState.CANCELLED, JobState.TIMEOUT):  # that is what ended them
         failed = [rank for rank in failed if rank.exit_code not in (findings.KILLED, TOLD_TO_END)]
     ends = sort_failures(
         RankEnd(rank.number, rank.exit_code or 0, evidence.correct_end(rank), _is_consequence(rank))
