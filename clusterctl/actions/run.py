@@ -78,29 +78,37 @@ REMARKS = 64_000
 
 
 def suggest(store: Store, job: Job, remarks: str = "") -> str:
-    """The line in which the rank that failed first says why, with what it means and what to do; ""
-    for what is not known. `remarks`: the launcher's, which count where the rank says nothing."""
+    """The line in which the rank that failed first says why, with what it means and what to do;
+    else, behind `remarks` of the launcher, its last words. "" for what is not known."""
     failure = job.failure
     if job.state is not JobState.FAILED or failure is None:
         return ""
-    text = ""
-    # Of a job of a queue, all output comes by way of the login node.
-    for path in store.locate_job_folder(job.id).glob(f"out/*/rank-{failure.rank}.err"):
-        with suppress(OSError), path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - REMARKS))
-            text = file.read().decode(errors="replace")
+    said = {"err": "", "out": ""}
+    for suffix in said:
+        # Of a job of a queue, all output comes by way of the login node.
+        for path in store.locate_job_folder(job.id).glob(f"out/*/rank-{failure.rank}.{suffix}"):
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - REMARKS))
+                said[suffix] = file.read().decode(errors="replace")
+    text = said["err"]
     if not text and not remarks:
         return ""
     from clusterctl.insight import messages  # its tables are of no use to a job that succeeds
 
-    found = messages.find_known_message(text) or messages.find_known_message(remarks)
+    own = messages.find_known_message(text)
+    found = own or messages.find_known_message(remarks)
     if (found is None or found.line in programs.find_lines(text)) and (
         why := programs.explain_missing_file(text)
     ):
         return why
     if found is None:
-        return messages.explain_exit(failure.exit_code, job)
-    return f"{found.line}\n  {found.message.cause}; {messages.advise(found.message.advice, job)}"
+        why = messages.explain_exit(failure.exit_code, job)
+    else:
+        advice = messages.advise(found.message.advice, job)
+        why = f"{found.line}\n  {found.message.cause}; {advice}"
+    words = next(filter(None, map(messages.find_last_words, said.values())), "")
+    last = f"rank {failure.rank} on {failure.node} said at last: {words}"
+    return "\n".join(filter(None, (why, last if words and remarks and not own else "")))
 
 
 def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:

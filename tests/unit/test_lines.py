@@ -71,6 +71,13 @@ def test_a_failed_job_of_a_queue_says_what_to_do(
     assert hint in advice
 
 
+@pytest.mark.parametrize("remarks", ["Socket closed", "Open MPI failed to TCP connect to a peer"])
+def test_a_rank_has_the_last_word_behind_its_launcher(remarks: str) -> None:
+    """Also where that names a cause, which may only follow from the end of the rank."""
+    last = failed("Can't open file pots/Cu_u6.eam.  Fatal Error.\n", remarks).rpartition("\n")[2]
+    assert last.startswith("rank 1 on worker-2 said at last: Can't open file pots/Cu_u6.eam.")
+
+
 def test_a_file_that_git_ignores_was_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
