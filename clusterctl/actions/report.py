@@ -169,7 +169,7 @@ def _join(*words: str) -> str:
 
 
 def _render_command(job: Job, redact: Redact) -> str:
-    return redact(shlex.join((job.spec.program.target, *job.spec.program.args)))
+    return redact(shlex.join(job.spec.program.words))
 
 
 def _tabulate_machines(found: Provenance) -> Section:

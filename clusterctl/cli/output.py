@@ -288,7 +288,7 @@ def announce(console: Console, job: Job, detach: bool) -> None:
 def describe_end(job: Job) -> str:
     """How a job has ended, in a line for who did not follow it."""
     why = job.failure.text if job.failure else job.reason
-    program = " ".join((job.spec.program.target, *redact_arguments(job.spec.program.args)))
+    program = " ".join(redact_arguments(job.spec.program.words))
     how = f"{job.state.value} after {format_duration(job)}" + (f": {why}" if why else "")
     return f"job {job.id} on {job.cluster} {how} ({program})"
 
@@ -446,7 +446,7 @@ def choose_number(
 
 def quote_command(job: Job) -> str:
     """In one cell: nothing in a command line can reach the terminal as a command."""
-    return format_cell(shlex.join((job.spec.program.target, *job.spec.program.args)))
+    return format_cell(shlex.join(job.spec.program.words))
 
 
 def format_cell(text: str) -> str:

@@ -53,7 +53,9 @@ def status(given: Status, console: Console) -> None:
                 for i in item.node.facts.interfaces
             ]
     for job in found.jobs:
-        lines.append(f"job {job.id}: {job.spec.program.target}, {job.state.value}")
+        from clusterctl.cli.output import quote_command  # most clusters have no open job
+
+        lines.append(f"job {job.id}: {quote_command(job)}, {job.state.value}")
     console.result("\n".join(lines))
     console.document(**_document_status(found, live))
 
@@ -84,7 +86,8 @@ def list_clusters(given: List, console: Console) -> None:
 def _list_node(item: Any, jobs: Any, live: bool) -> dict[str, object]:
     node, mpi, python = item.node, item.node.facts.mpi, item.node.facts.python
     models = Counter(node.facts.gpus)
-    here = (str(j.id) for j in jobs if any(place.node == node.name for place in j.placement))
+    running = (job for job in jobs if job.state.value == "running")
+    here = (str(j.id) for j in running if any(place.node == node.name for place in j.placement))
     row: dict[str, object] = {
         "node": node.name,
         "role": node.role.value,

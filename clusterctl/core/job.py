@@ -70,6 +70,11 @@ class Program(Struct, frozen=True, kw_only=True):
     """`--local_rank`: the option by which a Python program gets its number on the node, first."""
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """As it was given to `run`."""
+        return *(("-m",) if self.kind is ProgramKind.MODULE else ()), self.target, *self.args
+
+    @property
     def needs_python(self) -> bool:
         """Whether the Python of each node starts it."""
         python = self.kind is ProgramKind.COMMAND and self.target in PYTHONS

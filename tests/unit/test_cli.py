@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from clusterctl.actions.common import open_store
 from clusterctl.cli.console import Console, ago, format_table
-from clusterctl.core.job import JobState
+from clusterctl.core.job import JobState, Program, ProgramKind
 from tests.unit.calling import Call, judge, state
 from tests.unit.making import cluster, job, node, spec
 from tests.unit.tables import read_rows, rows
@@ -118,6 +118,14 @@ def test_results_on_stdout_prose_on_stderr(call: Call) -> None:
     assert call("jobs", "--json").document["jobs"][0]["seconds"] == 42
     assert call("status", "--json").document["nodes"][1]["name"] == "worker-1"
     assert call("jobs", "-c", "other").out == ""
+
+
+@pytest.mark.usefixtures("lab")
+def test_a_module_is_listed_as_one(call: Call) -> None:
+    program = Program(kind=ProgramKind.MODULE, target="timeit", args=("-n", "3"))
+    open_store().save_job(job(what=spec(program=program), state=JobState.RUNNING))
+    for verb in ("jobs", "status"):
+        assert "-m timeit -n 3" in call(verb).out
 
 
 def test_what_verify_runs_is_not_the_last_job(call: Call) -> None:

@@ -31,6 +31,7 @@ def test_gpus_and_jobs_stand_beside_their_nodes(call: Call) -> None:
     assert "job" not in call("status").out.splitlines()[1].split()
     running = job(where, state=JobState.RUNNING, started=1.0)
     open_store().save_job(running)
+    open_store().save_job(replace(running, id=running.id + 1, state=JobState.QUEUED))
     said = call("status")
     head, *rows = said.out.splitlines()[1:]
     assert head.split()[-2:] == ["gpus", "job"]
