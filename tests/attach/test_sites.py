@@ -132,8 +132,9 @@ def test_a_process_by_itself_has_all_cores_of_its_job(
     name = program("tell", 'echo "$OMP_NUM_THREADS,$RANK$WORLD_SIZE$SLURM_PROCID$MASTER_ADDR"')
     all_cores, few = ["--exclusive"], ["--nodes", "1", "--ntasks-per-node", "2", "--exclusive"]
     if site.system == "sge":
-        all_cores, few = ["-l", "h_vmem=1G"], ["-pe", "fill", "4", "--ranks", "2"]
-    # First: Grid Engine takes a moment to give the slots of a job that has ended to the next one.
+        # On one host: the slots of a job that has just ended are taken for a moment longer.
+        few = ["-pe", "fill", "4", "-l", "hostname=c1", "--ranks", "2"]
+        all_cores = ["-l", "h_vmem=1G"]
     done = cli("run", *few, name)
     assert [done.of(rank)[0].partition(",")[0] for rank in (0, 1)] == ["2", "2"]
     done = cli("run", "--once", *all_cores, name)
