@@ -25,14 +25,17 @@ def read_time(job: str, rank: str, seconds: float) -> float:
     return seconds
 
 
-def halt(job: str, tag: str, rank: str, seconds: float) -> None:
+def halt(job: str, tag: str, rank: str, seconds: float, wrapper: int) -> None:
     """Ends a rank whose launcher program wants that: SIGTERM to its program, unless it has had it,
-    and SIGKILL after its time."""
+    and SIGKILL after its time. `wrapper`: the process that runs it, or 0 where that had not begun;
+    when it has ended, the rank may be that of the next attempt."""
     found = Processes(job, tag)
     until = time.monotonic() + START
     while not found.has_begun(rank) and time.monotonic() < until:
         time.sleep(processes.LOOK / 5)
     time.sleep(SPREADING)
+    if wrapper and not os.path.exists(f"/proc/{wrapper}"):
+        return
     found.tell(rank)
     found.kill_later(rank, read_time(job, rank, seconds))
 

@@ -35,7 +35,7 @@ if [ -z "$cctl_own" ]; then
     halt() { # once, and whatever becomes of this stub
         cctl_caught=yes
         trap 'cctl_caught=yes' TERM INT HUP
-        env -u CLUSTERCTL_JOB setsid /bin/sh "$cctl_job/agent.sh" halt "$cctl_rank" "$cctl_grace" </dev/null >/dev/null 2>&1 &
+        env -u CLUSTERCTL_JOB setsid /bin/sh "$cctl_job/agent.sh" halt "$cctl_rank" "$cctl_grace" "${cctl_child:-0}" </dev/null >/dev/null 2>&1 &
     }
     trap halt TERM INT HUP
     [ -d "$cctl_job/out" ] || mkdir -p "$cctl_job/out"
