@@ -35,7 +35,7 @@ from clusterctl.errors import UsageError
 from clusterctl.options import batch_systems
 from clusterctl.options.verbs import Rerun, Run
 from clusterctl.project.program import Resolved
-from clusterctl.project.tree import Stdin
+from clusterctl.project.tree import Stdin, suggest_limit
 from clusterctl.state.store import Store
 
 FILE = 0
@@ -73,7 +73,7 @@ def read_stdin(*, piped: bool, limit: int = LARGEST_INPUT) -> Stdin | None:
         return None  # a loop of the shell reads from it, too
     size = os.fstat(FILE).st_size - at
     if size > limit:
-        raise _make_too_large_error(name, format_bytes(size), limit)
+        raise _make_too_large_error(name, format_bytes(size), limit, suggest_limit(size))
     data = _read_rest(name, limit, None if piped else 0)
     return Stdin(name, data) if data or piped else None
 
@@ -127,11 +127,11 @@ def _read_rest(name: str, limit: int, start: int | None = None) -> bytes:
     return bytes(found)
 
 
-def _make_too_large_error(name: str, size: str, limit: int) -> UsageError:
+def _make_too_large_error(name: str, size: str, limit: int, fits: str = "") -> UsageError:
     return UsageError(
         f"standard input ({name}) is too large to copy: {size} (limit: {format_bytes(limit)})",
-        hint="raise the limit with --max-stage 2GB, copy the file with `clusterctl data push`, or"
-        " give no input: </dev/null",
+        hint=f"raise the limit with --max-stage{fits}, copy the file with `clusterctl data push`,"
+        " or give no input: </dev/null",
     )
 
 

@@ -49,6 +49,7 @@ from clusterctl.core.text import count, format_bytes
 from clusterctl.core.variables import write_exports, write_unseen, write_unset
 from clusterctl.errors import ClusterctlError, LaunchError, UsageError
 from clusterctl.launch.compiling import NO_COMPILER, Compilation, plan_compilation, suggest_repair
+from clusterctl.launch.environment import AS_ROOT
 from clusterctl.options.values import quote_words
 from clusterctl.project import tree as project_tree
 from clusterctl.project.packages import locate_packages
@@ -289,6 +290,7 @@ def _make_variables(job: Job, node: Node, planned: Mapping[str, str]) -> dict[st
     """What a rank on that node finds in its environment: what the user sets wins."""
     spec, folder = job.spec, f"{node.root}/jobs/{job.id}"
     variables = {
+        **(AS_ROOT if node.user == "root" else {}),
         "CLUSTERCTL_DATA": f"{node.root}/data",
         "PYTHONPATH": ":".join(
             (

@@ -26,6 +26,11 @@ gives them. By itself it hands arrays of megabytes back, and every step pays for
 OF_RANKS = ("MASTER_ADDR", "MASTER_ADDRESS", "CLUSTERCTL_WORLD_SIZE")
 """What only processes need that are to meet others."""
 
+AS_ROOT = {
+    f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")
+}
+"""What lets an mpirun that root starts start ranks: Open MPI 4 and 5, PRRTE's own prterun."""
+
 
 def build_environment(
     request: Request, more: Sequence[Variable] = ()

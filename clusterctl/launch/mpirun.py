@@ -23,7 +23,7 @@ from clusterctl.core.job import (
 from clusterctl.core.model import Cluster, Mpi, Node
 from clusterctl.errors import LaunchError, UsageError
 from clusterctl.launch import network as launch_network
-from clusterctl.launch.environment import build_environment, list_program
+from clusterctl.launch.environment import AS_ROOT, build_environment, list_program
 from clusterctl.launch.hostfile import (
     choose_binding,
     is_oversubscribed,
@@ -405,9 +405,6 @@ _SPAWNING = ("prte_launch_agent", "odls_base_exec_agent")
 """Parameters that are about MPI_Comm_spawn alone."""
 _BINDING = {4: "OMPI_MCA_hwloc_base_binding_policy", 5: "PRTE_MCA_hwloc_default_binding_policy"}
 _PREFIXES = {"--mca": "OMPI_MCA_", "--prtemca": "PRTE_MCA_"}
-_AS_ROOT = {
-    f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")
-}
 
 Texts = dict[str, tuple[str, int]]
 """Texts and modes, by path."""
@@ -463,7 +460,7 @@ def _list_variables(cluster: Cluster, node: Node, plan: LaunchPlan | None) -> di
     found |= {name: value for name, value in plan.env.items() if name not in _OF_A_JOB}
     found |= plan.node_env.get(node.name, plan.node_env[cluster.workers[0].name])
     if cluster.launcher.user == "root":
-        found |= _AS_ROOT
+        found |= AS_ROOT
     return {**found, **_list_parameters(plan, cluster)}
 
 

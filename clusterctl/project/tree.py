@@ -334,13 +334,19 @@ def _make_too_large_error(
         folders = Counter(name.rpartition("/")[0] or "." for name in sizes)
         most = ", ".join(f"{name} ({count})" for name, count in folders.most_common(NAMED))
         reasons.append(f"most files: {most}")
+    fits = "" if more else suggest_limit(size)
     limits = f"{MAX_FILES:,} files, {format_bytes(MAX_BYTES)}" if not limit else format_bytes(limit)
     return UsageError(
         f"{root} is too large to copy: {more}{count(len(sizes), 'file')}, {format_bytes(size)}"
         f" (limits: {limits}); {'; '.join(reasons)}",
         hint=f"list data in .gitignore or {IGNORE}, choose a smaller folder with --stage, or raise"
-        " the limit: --max-stage 2GB",
+        f" the limit with --max-stage{fits}",
     )
+
+
+def suggest_limit(size: int) -> str:
+    """What to give to --max-stage, with a blank before it, so that these bytes fit."""
+    return f" {-(-size // 10**9)}GB"
 
 
 def write_archive(tree: Tree, place: Home) -> str:

@@ -277,7 +277,8 @@ def test_a_limit_of_ones_own_counts_bytes_alone(
         UsageError, match=r"3 files, 15 B \(limits: 14 B\); largest: a \(5 B\)"
     ) as e:
         find_tree(tmp_path, limit=14)
-    assert "--max-stage" in str(e.value.hint)
+    assert "--max-stage 1GB" in str(e.value.hint)
+    assert project_tree.suggest_limit(3_200_000_000) == " 4GB"
 
 
 @pytest.mark.parametrize("repository", [True, False])

@@ -56,6 +56,19 @@ def test_environment_file(value: str) -> None:
     assert done.stdout.decode() == f"{value}|1"
 
 
+@pytest.mark.parametrize(("user", "starts"), [("root", True), ("ana", False)])
+def test_a_program_of_root_may_start_an_mpirun(user: str, starts: bool) -> None:
+    """As clusterctl's own mpirun may: `run --once` starts programs that start ranks themselves."""
+    nodes = [
+        node(name, f"10.0.0.1{n}", user=user) for n, name in enumerate(["launcher", "worker-1"])
+    ]
+    where, what = cluster(*nodes), spec(env={"PRTE_ALLOW_RUN_AS_ROOT": "0"})
+    plan = launcher.plan_launch("mpirun", request(where, what))
+    env, _ = make_node_files(job(where, what), where, plan, {})["worker-1"]["env"]
+    assert ("export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in env) is starts
+    assert "export PRTE_ALLOW_RUN_AS_ROOT=0" in env
+
+
 def files(root: str, **changes: Any) -> dict[str, str]:
     """Every sh script of a job under that root, by name."""
     nodes = [
