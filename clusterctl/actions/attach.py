@@ -207,7 +207,8 @@ def _prepare_hosts(
     found.update((node.name, node) for node in known if node.name in unfit)
     cluster = replace(cluster, nodes=tuple(found.get(node.name, node) for node in cluster.nodes))
     store.save(cluster)
-    hint = "" if given.bootstrap else "; --bootstrap installs packages with sudo"
+    installs = not given.bootstrap and any("apt-get install" in result.error for result in wrong)
+    hint = "; --bootstrap installs packages with sudo" * installs
     _require_all_well("some hosts cannot be used", wrong, BootstrapError, f"correct that{hint}")
     try:
         if able := [node for node in cluster.nodes if node.facts.mpi]:

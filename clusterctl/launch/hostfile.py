@@ -329,8 +329,9 @@ def parse_hosts(text: str, source: str, user: str = "") -> tuple[Node, ...]:
         try:
             for name, said in _parse_line(raw):
                 known = found.setdefault(name, said)
-                if known is not said:
-                    known.slots += said.slots
+                if known is not said:  # a line without a number is one slot more, as for mpirun
+                    known.slots = sum(line.gpu or line.slots or 1 for line in (known, said))
+                    known.gpu = 0
         except ValueError as error:
             message = f"{source}:{number}: invalid hostfile line: {raw.strip()!r}: {error}"
             raise UsageError(message, hint=GRAMMAR) from error

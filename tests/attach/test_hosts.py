@@ -71,8 +71,7 @@ def test_unlike_hosts_become_a_cluster(hosts: Hosts, cli: Cli) -> None:
     cli("detach", "lab", "--discard")
     for name in ("alpha", "beta"):
         assert hosts.traces(name) == []
-        after = (hosts.user_home(name) / ".ssh/authorized_keys").read_text()
-        assert after.rstrip("\n") == before[name].rstrip("\n")
+        assert (hosts.user_home(name) / ".ssh/authorized_keys").read_text() == before[name]
 
 
 @pytest.mark.mpi
@@ -232,6 +231,7 @@ def test_a_python_of_the_file_is_that_one(hosts: Hosts, cli: Cli) -> None:
     """Not another that happens to be on PATH, or to have more packages."""
     done = cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha} python=/nope"), code=5)
     assert "python=/nope, which is not a Python on that host" in done.err
+    assert "--bootstrap" not in done.err  # it would not help
     bare = cli.script("bare-python", f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
     done = cli("attach", "lab", "--hosts", hosts.file(cli, f"{{alpha}} python={bare}"))

@@ -44,11 +44,13 @@ def test_the_first_host_does_both_unless_there_is_a_launcher(
 
 
 def test_an_open_mpi_hostfile() -> None:
-    text = "a slots=2 max_slots=4\nb slots=8 max-slots=8\na slots=1\nc count=3\n"
+    text = "a slots=2 max_slots=4\nb slots=8 max-slots=8\na slots=1\nc count=3\nb\nd\nd\nd\ne\n"
     assert [(host.name, host.slots) for host in parse_hosts(text, "h")] == [
         ("a", 3),
-        ("b", 8),
+        ("b", 9),
         ("c", 3),
+        ("d", 3),
+        ("e", 0),
     ]
 
 
