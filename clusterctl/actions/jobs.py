@@ -164,7 +164,8 @@ def read_logs(
     with open_pool(store, cluster) as pool:
         job = require_handed_in(store, job, cluster, pool)
         _report_no_start(job, report)
-        if not control.was_never_staged(job):
+        unstarted = job.state is JobState.CANCELLED and job.started is None
+        if not (unstarted or control.was_never_staged(job)):
             yield from _read(Connected(store, cluster, pool, report), job, follow)
 
 

@@ -146,10 +146,13 @@ def test_what_verify_runs_is_not_the_last_job(call: Call) -> None:
     assert list_numbers("8") == [8]
 
 
+@pytest.mark.usefixtures("lab")
 def test_logs_says_why_a_job_has_no_output(call: Call) -> None:
     store = open_store()
     store.save_job(job(state=JobState.CANCELLED, finished=2.0, reason="interrupted"))
-    assert "job 7 never started: interrupted" in call("logs", "7").err
+    said = call("logs", "7", "-f")  # no node is asked, and none of this lab answers
+    assert said.code == 130
+    assert "job 7 never started: interrupted" in said.err
 
 
 def test_nothing_there_is_no_error(call: Call) -> None:
