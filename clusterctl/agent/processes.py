@@ -142,12 +142,15 @@ def list_living(tag: str, out: str = "") -> List[int]:
     """The processes with that tag, but for this one; and those without any tag that write to a
     rank's file in the folder `out`."""
     wanted, own = os.fsencode(tag), str(os.getpid())
-    ranks = os.path.join(os.path.realpath(out), "rank-")
+    try:
+        ranks = out and os.path.join(os.path.realpath(out), "rank-")
+    except OSError:
+        ranks = ""  # the folder that this program is in was removed
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and name != own:
             variables = read("/proc/" + name + "/environ")
-            untagged = out and b"CLUSTERCTL_JOB=" not in variables
+            untagged = ranks and b"CLUSTERCTL_JOB=" not in variables
             if wanted in variables or (untagged and _writes_to(name, ranks)):
                 found.append(int(name))
     return found

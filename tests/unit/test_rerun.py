@@ -155,7 +155,10 @@ def test_a_detached_job_asks_the_queue_nothing_but_to_take_it(call: Call, tmp_pa
                 queue.forget()
                 assert call("run", "--detach", program).code == 0
             calls += queue.calls()
-    assert calls == [*("sbatch --parsable job.sh",) * 2, "scontrol show job -o 41"]
+    assert calls == [
+        *("sbatch --parsable --open-mode=append job.sh",) * 2,
+        "scontrol show job -o 41",
+    ]
 
 
 def test_a_job_whose_number_another_command_has_taken_is_planned_anew() -> None:

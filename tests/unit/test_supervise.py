@@ -236,11 +236,11 @@ HELD = """
 import os, time
 from agent import processes
 look = processes.list_living
-def list_living(tag):
+def list_living(*words):
     open({looking!r}, "w").close()
     while not os.path.exists({go!r}):
         time.sleep(0.02)
-    return look(tag)
+    return look(*words)
 processes.list_living = list_living
 """
 
