@@ -156,7 +156,8 @@ def test_a_detached_job_asks_the_queue_nothing_but_to_take_it(call: Call, tmp_pa
                 assert call("run", "--detach", program).code == 0
             calls += queue.calls()
     assert calls == [
-        *("sbatch --parsable --open-mode=append job.sh",) * 2,
+        "sbatch --parsable job.sh",
+        "sbatch --parsable --open-mode=append job.sh",
         "scontrol show job -o 41",
     ]
 
