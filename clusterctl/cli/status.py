@@ -52,9 +52,9 @@ def status(given: Status, console: Console) -> None:
                 f"  {i.device} {i.address}/{i.prefix} {'up' if i.up else 'down'}"
                 for i in item.node.facts.interfaces
             ]
+    if found.jobs:  # most clusters have no open job
+        from clusterctl.cli.output import quote_command
     for job in found.jobs:
-        from clusterctl.cli.output import quote_command  # most clusters have no open job
-
         lines.append(f"job {job.id}: {quote_command(job)}, {job.state.value}")
     console.result("\n".join(lines))
     console.document(**_document_status(found, live))
