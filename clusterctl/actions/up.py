@@ -334,7 +334,7 @@ def _prepare_nodes(
     }
 
     def note(result: NodeResult) -> None:
-        problem = bootstrap.find_problem(result)
+        problem = bootstrap.find_problem(result, boxes.get(result.node))
         phase = core_progress.FAILED if problem else core_progress.READY
         clock.nodes.enter([result.node], phase, problem)
 
@@ -353,7 +353,7 @@ def _prepare_nodes(
     problems = [
         NodeResult(node=result.node, error=text)
         for result in results
-        if (text := bootstrap.find_problem(result))
+        if (text := bootstrap.find_problem(result, boxes.get(result.node)))
     ]
     if problems:
         # The files of local nodes are in the state home.

@@ -207,6 +207,10 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     interfaces: tuple[Interface, ...] = ()
     accelerator: Accelerator = Accelerator.NONE
     gpus: tuple[str, ...] = ()
+    driver: str = ""
+    """The release of NVIDIA's."""
+    cuda: str = ""
+    """The CUDA release that an image for NVIDIA says it was made for."""
     mpi: Mpi | None = None
     mpi_components: tuple[str, ...] = ()
     """What Open MPI was built with, as `framework:component`. Asked, like the next three, only

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import posixpath
+import re
 import secrets
 import shlex
 import threading
@@ -217,13 +218,59 @@ def _pack_files(files: tuple[tuple[str, str], ...]) -> str:
     return base64.encodebytes(packed).decode()
 
 
-def find_problem(result: NodeResult) -> str:
-    """Why a node is not fit for jobs: the step that failed, or the tools it lacks. "" if it is."""
+def find_problem(result: NodeResult, container: NodeContainer | None = None) -> str:
+    """Why a node is not fit for jobs: the step that failed, the tools it lacks, or a driver that is
+    too old for its container. "" if it is."""
     if result.error or not result.ok:
         before, _, last = result.complaints.rpartition("\n")
-        cause = find_cause(before) if last.startswith("step ") else ""
+        cause = _find_step_cause(before) if last.startswith("step ") else ""
         return f"{last}: {cause}" if cause else result.why
-    return find_lacking(facts.parse_facts(result.text))
+    found = facts.parse_facts(result.text)
+    return find_lacking(found) or (find_old_driver(found, container) if container else "")
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_BUILD_ENDS = re.compile(r"The command .* returned a non-zero code|ERROR: failed to |---")
+_BUILD_ERROR = re.compile(
+    r"^(?:#\d+ [\d.]+ )?(?:ERROR|E|error): (?!.*did not complete|failed to ).*", re.M
+)
+_NOT_IN_INDEX = re.compile(
+    r"E: (Unable to locate package|Package .* has no installation candidate)"
+)
+_NO_SERVER = re.compile(
+    r"^[WE]: (.*(?:ould not connect|onnection timed out|nable to connect|failure resolving"
+    r"|unreachable).*)",
+    re.M,
+)
+
+
+def _find_step_cause(complaints: str) -> str:
+    """What a step failed of. The last line of a build that failed says only which part of it did,
+    however Docker builds; apt does not know a package where no server answered it."""
+    said = _COLOUR.sub("", complaints)
+    cause = find_cause(said)
+    if _BUILD_ENDS.match(cause):
+        errors: list[str] = _BUILD_ERROR.findall(said)
+        return [cause, *errors][-1]
+    if _NOT_IN_INDEX.match(cause) and (silent := _NO_SERVER.findall(said)):
+        return (
+            "no way to the internet for packages (look at the route table, the network ACL, the"
+            f" firewall and the name server of this machine's network): {silent[-1]}"
+        )
+    return cause
+
+
+def find_old_driver(found: NodeFacts, container: NodeContainer) -> str:
+    """Why NVIDIA's driver cannot run what the container's image was made for; "" if it can, or if
+    there is nothing to compare."""
+    cuda = registry.find_cuda(container.recipe, registry.read_downloads()) or found.cuda
+    needs = catalog.DRIVER_FOR_CUDA.get(cuda.partition(".")[0])
+    if not found.driver or not needs or tuple(map(int, found.driver.split(".")[:2])) >= needs:
+        return ""
+    return (
+        f"NVIDIA driver {found.driver} is too old for the CUDA {cuda} of {container.image}:"
+        f" it takes {'.'.join(map(str, needs))} or newer"
+    )
 
 
 def find_lacking(found: NodeFacts) -> str:
@@ -502,8 +549,6 @@ def _list_image_values(node: Node, container: NodeContainer) -> dict[str, object
         "python": container.row.python,
         "digest": container.compute_digest(node),
         "shared": container.shared,
-        "drivers": catalog.DRIVER_FOR_CUDA,
-        "cuda": registry.find_cuda(recipe, listed),
         "arch": catalog.FAMILIES["g4ad"].arch,
     }
 

@@ -60,8 +60,12 @@ def parse_interfaces(text: str) -> Mapping[str, Any]:
 def parse_nvidia(text: str) -> Mapping[str, Any]:
     """`nvidia-smi --query-gpu=name,driver_version --format=csv,noheader`: a line per GPU. What has
     no comma is an error message."""
-    gpus = tuple(line.rpartition(", ")[0] for line in text.splitlines() if ", " in line)
-    return {"accelerator": Accelerator.NVIDIA, "gpus": gpus} if gpus else {}
+    rows = [line.rpartition(", ") for line in text.splitlines() if ", " in line]
+    gpus = tuple(name for name, _, _ in rows)
+    if not rows:
+        return {}
+    driver = "".join(re.findall(r"^\d+(?:\.\d+)+", rows[0][2]))
+    return {"accelerator": Accelerator.NVIDIA, "gpus": gpus, "driver": driver}
 
 
 def parse_amd(text: str) -> Mapping[str, Any]:
