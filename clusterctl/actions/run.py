@@ -383,17 +383,17 @@ def prepare(
             hint="leave it out: ranks run in a copy of the tree",
         )
     program, tree = resolved.program, resolved.tree
-    packages, wanted, command, unread, builds = None, None, "", "", False
+    packages, wanted, command, unread = None, None, "", ""
     own = project_packages.find_setup(resolved)
     if own and (not spec.setup or "setup" in resolved.settings):
         spec = replace(spec, setup=own)  # settings are for all programs
     chosen_python = project_packages.choose_packages(cluster, spec.python)
-    if not (spec.venv or spec.modules or spec.container):
+    chosen_there = spec.venv or spec.modules or spec.container
+    if not chosen_there:
         if folder := own_project.find_folder(program, tree.root):
             step(f"finding what the project in {folder.name} has, by its build where that says it")
         resolved = project_packages.recognize_command(resolved, requirements)
         wanted, projects, command = _find_packages(resolved, requirements, spec.python)
-        builds = project_packages.find_script(resolved) is not None
         unread = "" if wanted else project_packages.find_unread(resolved, requirements)
         nodes = chosen_python.workers or (chosen_python.launcher,)
         able = [node for node in nodes if node.facts.python] or nodes
@@ -416,6 +416,10 @@ def prepare(
         )
     else:
         projects = own_project.find_own_project(program, tree, (), requirements)
+    looks = project_packages.find_script(resolved) is not None
+    builds = looks and not (chosen_there or requirements == NONE)
+    if looks and not builds:
+        projects = [own_project.leave_out_unbuilt(tree, project) for project in projects]
     uses_mpi = programs.may_use_mpi(resolved, spec.backend)
     spec = replace(spec, import_paths=_list_paths(projects), uses_mpi=uses_mpi)
     if packages:

@@ -129,7 +129,8 @@ _COMMAND = re.compile(r"[\w.-]+")
 _REQUIRES = "Requires-Dist"
 _ASKS_GIT = re.compile(r"scm|vcs|versioneer|versioningit|dunamai|rev-parse|git describe")
 _COMPILES = re.compile(
-    r"ext.modules|Extension\b|cythonize|build_ext|mypycify|mesonpy|skbuild|scikit.build|maturin|rust"
+    r"ext.modules|cffi.modules|Extension\(|cythonize|build_ext|mypycify|mesonpy|skbuild|scikit.build"
+    r"|maturin|setuptools.rust"
 )
 _HEAD = re.compile(rb"\A#!(?:/bin/sh\n'''exec' .*\n' '''|.*python.*)\n")
 """Of a command that uv made: it names the Python of this machine, perhaps through a shell."""
@@ -169,7 +170,12 @@ class Project(msgspec.Struct, frozen=True):
 
     @property
     def warning(self) -> str:
-        """Why it is used without a build, for people; "" for one that was built."""
+        """Why it is used without a build, or not at all, for people; "" for one that was built."""
+        if self.compiled and not self.paths:
+            return (
+                f"{self.title} has compiled parts, which this job does not build: its sources are"
+                " not on PYTHONPATH, and nodes have to have it installed"
+            )
         where = ", ".join(self.paths)
         what = f"{self.title} cannot be built, so its packages are looked for only in {where}"
         return self.problem and f"{what}: {self.problem}"
@@ -243,6 +249,16 @@ def list_requirements(tree: project_tree.Tree, folder: Path) -> list[str] | None
     return message_from_string(project.metadata).get_all(_REQUIRES) or []
 
 
+def leave_out_unbuilt(tree: project_tree.Tree, project: Project) -> Project:
+    """For a job that builds none: sources whose machine code is not there would hide the package
+    that the nodes have."""
+    if not project.compiled or any(
+        name.endswith(".so") for name in list_files(tree, project.folder)
+    ):
+        return project
+    return replace(project, paths=(), made=(), own=())
+
+
 def equip_own_project(tree: project_tree.Tree, projects: Sequence[Project]) -> project_tree.Tree:
     """The tree with the files by which Python and a shell know its projects: for a folder that is
     on PYTHONPATH and whose `bin` is on PATH."""
@@ -256,11 +272,9 @@ def equip_own_project(tree: project_tree.Tree, projects: Sequence[Project]) -> p
 def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
     """What a build makes of the project in that folder; once for the files that decide it."""
     plain = _describe(tree, folder)
-    if not (find_file(folder) and _has_build(folder)):
+    if plain.compiled or not (find_file(folder) and _has_build(folder)):
         return plain
     files = list_files(tree, plain.folder)
-    if _COMPILES.search(_read_build_files(folder)):
-        return msgspec.structs.replace(plain, compiled=True)
     key = hash_parts(sys.version, hash_deciding(tree, plain.folder))
     home = find_home()
     path = home.packages / "built" / f"{key}.json"
@@ -453,8 +467,9 @@ def _describe(tree: project_tree.Tree, folder: Path) -> Project:
     place = str(folder.relative_to(tree.root))
     inner = folder / "src" if (folder / "src").is_dir() else folder
     paths = (str(inner.relative_to(tree.root)),)
+    compiled = _has_build(folder) and bool(_COMPILES.search(_read_build_files(folder)))
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
-        return Project(place, paths=paths)
+        return Project(place, paths=paths, compiled=compiled)
     version = re.sub(r"[^\w.+!]+", "_", str(table.get("version") or UNKNOWN))
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     info = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}.dist-info"
@@ -465,7 +480,7 @@ def _describe(tree: project_tree.Tree, folder: Path) -> Project:
         text = _SCRIPT.format(module=module, first=first, function=function)
         own.append((f"bin/{command}", text.encode(), 0o755))
     own.append((f"{info}/entry_points.txt", points.encode(), 0o644))
-    return Project(place, name, metadata, paths, own=tuple(own))
+    return Project(place, name, metadata, paths, own=tuple(own), compiled=compiled)
 
 
 def _list_scripts(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ from clusterctl.errors import LaunchError
 from clusterctl.jobs.install import Delivery
 from clusterctl.jobs.install import build_projects as build_on_nodes
 from clusterctl.project import own_project
-from clusterctl.project.program import resolve_program
+from clusterctl.project.program import Search, resolve_program
 from clusterctl.state.home import find_home
 from clusterctl.transport.pool import Pool
 from tests.unit.calling import Call
@@ -170,6 +170,30 @@ def test_a_dry_run_says_what_would_be_built_and_where(
     ended = call("run", "--dry-run", "--verbose", "--stage", ".", "own/train.py")
     assert "finding what the project in own has" in ended.err
     assert "# odd has compiled parts: worker-1 builds it first" in ended.out
+    assert not counted.exists()
+
+
+def test_a_project_that_is_not_compiled_hides_no_installed_package(
+    project: Path, call: Call, lab: None, counted: Path
+) -> None:
+    own = Path("own")
+    write_sources(own, counted)
+    shutil.copy(project / "train.py", own)
+
+    def find_paths() -> tuple[str, ...]:
+        found = resolve_program("own/train.py", (), Search(chosen=own))
+        (one,) = find_projects(found, "none")
+        return own_project.leave_out_unbuilt(found.tree, one).paths
+
+    line = ("run", "--dry-run", "--requirements", "none", "--stage", "own", "own/train.py")
+    assert "# odd has compiled parts, which this job does not build: " in call(*line).out
+    assert find_paths() == ()
+    (own / "odd.so").touch()
+    assert "compiled parts" not in call(*line).out
+    assert find_paths() == (".",), "it was compiled where it lies"
+    (own / "odd.so").unlink()
+    (own / "pyproject.toml").write_text(f"{BUILT.format('[]')}# a robust Extension of others")
+    assert find_paths() == (".",), "Python alone"
     assert not counted.exists()
 
 
