@@ -452,6 +452,7 @@ def prepare(
         f"--setup runs lines of sh; for that file: --setup 'sh ./{spec.setup}'" if script else "",
         *(project.warning for project in projects),
         unread,
+        project_packages.warn_of_python(wanted, places) if wanted else "",
         programs.warn_of_backend(resolved, spec.backend),
         programs.warn_of_launcher(resolved, job.ranks),
         system.warn_of_sharing(job.spec, cluster.site_info),

@@ -79,6 +79,8 @@ class Wanted(Struct, frozen=True):
     """Those of another kind of file that uv gets instead of it."""
     optional: tuple[str, ...] = ()
     """Packages of conda's: an index for pip may not have them."""
+    python: str = ""
+    """The versions of Python that it names, as conda has them."""
 
     @property
     def given(self) -> str:
@@ -470,18 +472,20 @@ def _read_conda(path: Path) -> Wanted | None:
     """What it asks for, as pip has it; None for a file that asks for nothing."""
     table = parse_yaml(_read_text(path), path.name)
     given = table.get("dependencies") if isinstance(table, dict) else None
-    lines, own = [], {}
+    lines, own, python = [], {}, ""
     for item in given if isinstance(given, list) else ():
         if isinstance(item, dict):
             lines += [str(line) for line in item.get("pip") or ()]
         elif (found := _SPEC.fullmatch(str(item))) and not _OF_CONDA.fullmatch(found[1]):
             name = make_plain_name("torch" if found[1] == "pytorch" else found[1])
             own[name] = name + _translate_version(found[2])
+        elif found and found[1] == "python":
+            python = found[2]
     if not (lines or own):
         return None
     text = "".join(f"{line}\n" for line in (*own.values(), *lines))
     said = text + "".join(_read_included(text, path.parent, {path}))
-    return Wanted(path.name, path, said, lines=text, optional=tuple(own))
+    return Wanted(path.name, path, said, lines=text, optional=tuple(own), python=python)
 
 
 def _translate_version(spec: str) -> str:
@@ -582,17 +586,36 @@ def resolve_packages(
 def _check_python(wanted: Wanted, node: Node) -> None:
     """Raises UsageError for a Python that the project does not run with, as uv does."""
     found = re.search(r"(?m)^(?:# *)?requires-python *= *[\"'](.*)[\"']", wanted.text)
-    if not found:
-        return
+    version = require_python(node).version
+    if found and not _is_within(version, found[1]):
+        raise UsageError(
+            f"{wanted.source} needs Python {found[1]}, and {node.name} has {version}",
+            hint="`--python VERSION` uses another Python of the nodes",
+        )
+
+
+def warn_of_python(wanted: Wanted, nodes: Iterable[Node]) -> str:
+    """That an environment of conda would have another Python than nodes have; "" where it fits, or
+    was chosen with --python."""
+    versions = re.sub(r"^(==[\d.]*\d)$", r"\1.*", _translate_version(wanted.python))
+    for node in nodes:
+        version = node.facts.python.version if node.facts.python else ""
+        if version.count(".") == 2 and not _is_within(version, versions):
+            named = wanted.python.lstrip("=")
+            return (
+                f"{wanted.source} names python {named}, and {node.name} has {version}:"
+                " `--python VERSION` uses another Python of the nodes"
+            )
+    return ""
+
+
+def _is_within(version: str, versions: str) -> bool:
+    """Also where that is no specifier."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    version = require_python(node).version
     with suppress(InvalidSpecifier):
-        if not SpecifierSet(found[1]).contains(version, prereleases=True):
-            raise UsageError(
-                f"{wanted.source} needs Python {found[1]}, and {node.name} has {version}",
-                hint="`--python VERSION` uses another Python of the nodes",
-            )
+        return SpecifierSet(versions).contains(version, prereleases=True)
+    return True
 
 
 def check_file(wanted: Wanted) -> None:

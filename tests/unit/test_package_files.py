@@ -9,13 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from clusterctl.actions.run import resolve_run
+from clusterctl.core.model import Python
 from clusterctl.errors import UsageError
 from clusterctl.options.verbs import Run
 from clusterctl.project import packages as project_packages
 from clusterctl.project.program import resolve_program
 from tests import wheels
 from tests.unit.calling import Call
+from tests.unit.making import cluster, node
 from tests.unit.packaged import (
+    HERE,
     Install,
     find,
     find_projects,
@@ -70,6 +73,26 @@ def test_an_environment_of_conda_is_read_as_pip_has_it(
     wanted = find()
     assert wanted is not None
     assert wanted.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("python", "is_said"),
+    [("=3.10", 1), ("=3.11", 0), ("==3.11", 0), (" >=3.9,<3.12", 0), (">3.11.2", 1), ("=3.x", 0)],
+)
+def test_another_python_than_an_environment_of_conda_names_is_said(
+    python: str, is_said: int, project: Path
+) -> None:
+    Path("environment.yml").write_text(f"dependencies: ['python{python}', demo]\n")
+    wanted = find()
+    assert wanted is not None
+    one = node("worker-1", python=Python(**HERE))
+    said = (
+        f"environment.yml names python {python.lstrip(' =')}, and worker-1 has 3.11.2: `--python "
+    )
+    found = project_packages.warn_of_python(wanted, [one])
+    assert found.startswith(said) if is_said else not found
+    chosen = project_packages.choose_packages(cluster(one), "3.12")
+    assert not project_packages.warn_of_python(wanted, chosen.nodes), "it was chosen"
 
 
 def test_what_only_conda_has_is_named(project: Path, index: Path, tmp_path: Path) -> None:
