@@ -100,7 +100,8 @@ def take_down(
         if asks:
             store.check_jobs(cluster)
         saved: dict[str, Any] = {}
-        if asks and (cluster.shared or store.list_cluster_jobs(cluster)):
+        jobs = store.list_cluster_jobs(cluster) or store.list_unrecorded_jobs(cluster)
+        if asks and (cluster.shared or jobs):
             from clusterctl.actions import outputs  # most clusters are removed without
 
             kept = outputs.save(store, cluster, living, report, ask, unfetched)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from clusterctl.actions import shared_folder
 from clusterctl.actions.common import Connected, Unfetched, connect_all
 from clusterctl.actions.costs import report_price
 from clusterctl.actions.jobs import (
+    GONE,
     SAVE_LIMIT,
     Fetched,
     fetch_from,
@@ -22,10 +23,17 @@ from clusterctl.core.clock import Deadline
 from clusterctl.core.job import GRACE, Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, Role
 from clusterctl.core.text import count, format_bytes
-from clusterctl.errors import ClusterctlError, UsageError, describe_reason
+from clusterctl.errors import (
+    ClusterctlError,
+    NodeUnreachable,
+    RecordError,
+    UsageError,
+    describe_reason,
+)
 from clusterctl.jobs import control, fetch
 from clusterctl.state.store import Store
 
+UNRECORDED = "has no record here that can be read: it was removed, or is damaged"
 NAMED = 5
 """Jobs that are named one by one."""
 
@@ -54,11 +62,14 @@ def list_unseen(
 
 
 def find_unfetched(
-    at: Connected, jobs: Sequence[Job], deadline: Deadline
+    at: Connected,
+    jobs: Sequence[Job],
+    deadline: Deadline,
+    living: Collection[str] | None = None,
 ) -> tuple[list[tuple[int, int]], dict[int, str]]:
     """Jobs with outputs on these nodes that were never fetched, and how many bytes they are. Then
     those of which that is not known by the deadline, and why. Of nodes that are away, or were made
-    anew, the launcher's copies count."""
+    anew, the launcher's copies count; those that are away and `living` may have more."""
     found: list[tuple[int, int]] = []
     unknown: dict[int, str] = {}
     for job in jobs:
@@ -75,12 +86,23 @@ def find_unfetched(
             gone.update(there.lost)
             copies = fetch.find_copies(job, at.here, at.pool, gone, lambda line: None)
             made = there.require_all() + copies
+            silent = list_living(gone.intersection(at.away), living)
+            silent -= control.find_saved(job, at.here, at.pool) if silent else set()
         except (ClusterctlError, OSError) as error:
             unknown[job.id] = describe_reason(error)
             continue
         if made:
             found.append((job.id, sum(output.size for output in made)))
+        if silent:
+            unknown[job.id] = f"{', '.join(sorted(silent))} did not answer"
+        copied = {output.node for output in copies}
+        if job.started and (lost := [name for name in there.lost if name not in copied]):
+            at.report(f"job {job.id}: {', '.join(lost)} {GONE}")
     return found, unknown
+
+
+def list_living(names: Iterable[str], living: Collection[str] | None) -> set[str]:
+    return {name for name in names if living is None or name in living}
 
 
 def describe_loss(unfetched: Sequence[tuple[int, int]], unknown: Mapping[int, str]) -> list[str]:
@@ -131,14 +153,31 @@ def _agree(
     )
 
 
-def bring(at: Connected, jobs: Sequence[Job], unfetched: Unfetched) -> list[Fetched]:
+def bring(
+    at: Connected,
+    jobs: Sequence[Job],
+    unfetched: Unfetched,
+    living: Collection[str] | None = None,
+    unrecorded: Sequence[int] = (),
+) -> list[Fetched]:
     """Fetches what these jobs have made on nodes that answer, if that is asked for; returns what
     has come in full. Where that is not all of it, the first error keeps the cluster alive, unless
-    the rest may go."""
+    the rest may go. `living`: as for `save`; `unrecorded`: jobs without a record."""
     if not unfetched.fetch:
         return []
     whole: list[Fetched] = []
-    failed: list[tuple[int, Exception]] = []
+    node = (at.here.workers or at.here.nodes)[0]
+    failed: list[tuple[int, Exception]] = [
+        (
+            number,
+            RecordError(
+                f"job {number} {UNRECORDED}",
+                hint=f"`clusterctl cp {node.name}:{node.root}/jobs/{number}/work FOLDER` copies its"
+                " files from a node; with --discard, the others are lost",
+            ),
+        )
+        for number in unrecorded
+    ]
     for job in jobs:
         if job.fetched:
             continue
@@ -150,6 +189,15 @@ def bring(at: Connected, jobs: Sequence[Job], unfetched: Unfetched) -> list[Fetc
         if got.brought.outputs:
             at.report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
         troubles = list(got.failed)
+        if silent := sorted(list_living(got.missing, living)):
+            troubles.append(
+                NodeUnreachable(
+                    f"outputs of job {job.id} are on {', '.join(silent)}, which did not answer:"
+                    f" {got.missing[silent[0]]}",
+                    hint="repeat the command when it does; with --discard, they are lost",
+                    transient=True,
+                )
+            )
         if kept := got.brought.kept:
             more = f", as {len(kept) - 1} more" if kept[1:] else ""
             troubles.append(
@@ -202,16 +250,18 @@ def save(
     deadline = Deadline(LIMIT + saving if not cluster.attached else math.inf)
     look = deadline.limit(LOOK_LIMIT)
     shares = shared_folder.was_usable(store, cluster)
-    if not (jobs or shares):
+    unrecorded = store.list_unrecorded_jobs(cluster)
+    if not (jobs or shares or unrecorded):
         return {}
     unseen = list_unseen(store, cluster, jobs, living)
+    unseen += [f"job {number} {UNRECORDED}" for number in unrecorded]
     if cluster.phase is Phase.STOPPED:
         report(
             f"its machines are stopped: `clusterctl start {cluster.name}` if you need their files"
         )
         return {} if _agree(cluster, unfetched, unseen, report) else None
     if living is not None and not living:
-        if any(not (job.purpose or job.fetched) for job in jobs):
+        if unrecorded or any(not (job.purpose or job.fetched) for job in jobs):
             report("its machines have ended: files that were not fetched are lost")
         return {}
     with connect_all(store, cluster, report) as at:
@@ -225,7 +275,8 @@ def save(
             jobs = [fresh.get(job.id, job) for job in jobs]
         except (ClusterctlError, OSError) as error:
             report(f"not everything can be saved: {describe_reason(error)}")
-        found, unknown = find_unfetched(at, jobs, look)
+        found, unknown = find_unfetched(at, jobs, look, living)
+        unknown.update(dict.fromkeys(unrecorded, f"it {UNRECORDED}"))
         loss = describe_loss(found, unknown)
         if shares:
             loss += filter(None, [shared_folder.look(at, look.left).text])
@@ -243,12 +294,12 @@ def save(
         # What they have saved as they ended.
         new = [job for job in running if job.id not in {**dict(found), **unknown}]
         if new and not (unfetched.fetch or unfetched.discard):
-            more, unknown = find_unfetched(at, new, deadline.limit(LOOK_LIMIT))
+            more, unknown = find_unfetched(at, new, deadline.limit(LOOK_LIMIT), living)
             found += more
             with deadline.pause():
                 if not _agree(cluster, unfetched, describe_loss(more, unknown), report):
                     return None
-        fetched = bring(at, jobs, unfetched)
+        fetched = bring(at, jobs, unfetched, living, unrecorded)
         shared = None
         if shares and unfetched.fetch:
             try:

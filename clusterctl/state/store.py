@@ -220,6 +220,13 @@ class Store:
                 if msgspec.json.decode(data, type=_Head).cluster_id == cluster.id:
                     _read_head(path, data)
 
+    def list_unrecorded_jobs(self, cluster: Cluster) -> list[int]:
+        """Jobs that were started on it, and have no record that can be read any more."""
+        events = self.read_events(cluster)
+        started = [event["id"] for event in events if event.get("event") == "job"]
+        readable = {job.id for job in _read_all(self.read_job, started)}
+        return [number for number in dict.fromkeys(started) if number not in readable]
+
     def list_open_jobs(self, cluster: Cluster) -> list[Job]:
         """Those that have not ended."""
         return [job for job in self.list_cluster_jobs(cluster) if not job.state.ended]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -252,17 +253,48 @@ class Gone(NothingLeft):
         pass
 
 
-def test_what_a_silent_worker_keeps_is_named(call: Call, here: Staged, unfetched: Path) -> None:
+def test_what_a_silent_worker_keeps_is_not_lost_unasked(
+    call: Call, here: Staged, unfetched: Path
+) -> None:
     """The others' outputs are brought; the job does not count as fetched."""
     *others, last = here.where.nodes
     dead = replace(last, address="127.0.0.1", ssh_port=1)
     here.store.save(replace(here.where, nodes=(*others, dead)))
-    said = call("down", "--fetch", "--json")
-    assert said.code == 0, said.err
-    [fetched] = json.loads(said.out)["fetched"]
-    assert [item["node"] for item in fetched["files"]] == ["worker-1"]
-    assert list(fetched["missing"]) == ["worker-2"]
+    said = call("down")
+    assert said.code == 2
+    assert "job 7 may have unfetched outputs: worker-2 did not answer" in said.err
+    said = call("down", "--fetch")
+    assert said.code == 4
+    assert "outputs of job 7 are on worker-2, which did not answer: nothing listens" in said.err
+    assert "with --discard, they are lost" in said.err
+    assert Path("job-7/worker-1/model.pt").exists()
     assert not here.store.read_job(7).fetched
+    assert stays(here)
+    said = call("down", "--fetch", "--discard")
+    assert said.code == 0, said.err
+    assert "the outputs of job 7 cannot be fetched: outputs of job 7 are on worker-2" in said.err
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_job_whose_record_here_was_removed_may_have_outputs(
+    is_there: bool, call: Call, here: Staged, unfetched: Path
+) -> None:
+    here.store.add_event("lab", "job", id=7)
+    record = here.store.locate_job_folder(7) / "job.json"
+    record.write_text("{") if is_there else shutil.rmtree(record.parent)
+    judge(call("down"), 2, "job 7 may have unfetched outputs: it has no record here", "--discard")
+    hint = f"clusterctl cp worker-1:{unfetched.parent} FOLDER"
+    judge(call("down", "--fetch"), 7, "job 7 has no record here that can be read", hint)
+    assert unfetched.exists()
+    assert stays(here)
+    assert call("down", "--discard").code == 0
+
+
+def test_a_folder_that_a_node_has_lost_is_named(call: Call, here: Staged, unfetched: Path) -> None:
+    shutil.rmtree(unfetched.parents[1])
+    said = call("down")
+    assert said.code == 0, said.err
+    assert "job 7: worker-1 no longer has the job's folder: it was removed, or" in said.err
 
 
 def test_machines_that_are_gone_have_no_outputs(
