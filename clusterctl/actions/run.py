@@ -276,6 +276,8 @@ def resolve_run(given: Run, stdin: Stdin | None = None, cluster: Cluster | None 
     words, module = [*given.command], given.python_module or None
     if module is not None and translate(("python", "-m", module, *words)).launcher:
         words, module = ["python", "-m", module, *words], None
+    if module is None:
+        programs.check_quoted("".join(words[words[0] == "--" :][:1]))
     search = programs.Search(
         chosen=given.stage,
         limit=given.max_stage,

@@ -31,6 +31,8 @@ CLOSE = 0.8
 """How alike the name of a program has to be to what was typed: `get_close_matches`."""
 
 _COMMAND = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
+_OPERATOR = re.compile(r"[;|<>&\n]")
+"""Of a shell."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -179,6 +181,22 @@ def may_be_installed(script: str) -> bool:
         and (os.path.isdir(script) or not os.path.lexists(script))
         and not project_tree.find_bundled(script)
     )
+
+
+def check_quoted(word: str) -> None:
+    """Raises UsageError for a line of a shell that was typed as one word."""
+    words = word.split()
+    if len(words) < 2 or os.path.lexists(word):
+        return
+    line, first = bool(_OPERATOR.search(word)), words[0]
+    known = first in (*PYTHONS, *SHELLS) or "=" in first or os.path.isfile(first) or which(first)
+    if line or known:
+        shown = word if len(word) < 100 else f"{word[:97]}…"
+        own = f"sh -c {shlex.quote(word) if word.isprintable() else '…'}" if line else f"-- {word}"
+        raise UsageError(
+            f"{shown!r} is one word, and no file has that name",
+            hint=f"`clusterctl run {own}`" + " runs that line on each rank" * line,
+        )
 
 
 def make_missing_error(script: str, args: Sequence[str] = ()) -> UsageError:

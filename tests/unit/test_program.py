@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -223,6 +225,19 @@ def test_what_people_type_before_a_script_is_understood(here: Path) -> None:
     assert "clusterctl run bash job.sh" in caught.value.hint
     with pytest.raises(UsageError, match="no script named 'bash'"):
         resolve_program("bash", ())
+
+
+@rows("line, hint", "program.a_line_in_quotes_is_no_program")
+def test_a_line_in_quotes_is_no_program(line: str, hint: str, here: Path) -> None:
+    for words in ((line,), ("--", line, "more")):
+        with pytest.raises(
+            UsageError, match=f"^{re.escape(repr(line))} is one word, and"
+        ) as caught:
+            resolve_run(Run({"command": words}))
+        assert caught.value.hint == hint
+    (here / line).touch()
+    with suppress(UsageError):
+        resolve_run(Run({"command": (line,)}))
 
 
 def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
