@@ -13,6 +13,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from clusterctl.core.job import Hang, JobState
+from clusterctl.core.model import shorten
 from clusterctl.core.stacks import explain_kernel, fold
 from clusterctl.core.text import count
 from clusterctl.insight import messages
@@ -134,17 +135,25 @@ def _judge_memory(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _judge_disks(evidence: Evidence) -> Iterator[Finding]:
+    """One may be mounted in several places of a node, and shared by nodes of one machine."""
+    alike: dict[tuple[tuple[str, ...], bool, bool], list[tuple[str, int]]] = {}
     for view in evidence.nodes.values():
-        for disk in view.disks:
-            if disk.full:
-                left = "has no inodes left" if disk.inodes else f"is full: {disk.free} KiB free"
-                yield evidence.make_finding(
-                    "disk",
-                    nodes=[view.name],
-                    serious=not disk.elsewhere,
-                    disk=disk.mount,
-                    state=left,
-                )
+        for kind in {(disk.inodes, disk.elsewhere): None for disk in view.disks if disk.full}:
+            full = [d for d in view.disks if d.full and (d.inodes, d.elsewhere) == kind]
+            mounts, free = tuple(disk.mount for disk in full), max(disk.free for disk in full)
+            alike.setdefault((mounts, *kind), []).append((view.name, free))
+    for (mounts, inodes, elsewhere), seen in alike.items():
+        are, have = ("are", "have") if mounts[1:] else ("is", "has")
+        free = max(free for _, free in seen)
+        state = f"{have} no inodes left" if inodes else f"{are} full: {free} KiB free"
+        yield evidence.make_finding(
+            "disk",
+            nodes=(names := [name for name, _ in seen]),
+            serious=not elsewhere,
+            disks=", ".join(mounts),
+            names=shorten(names),
+            state=state,
+        )
 
 
 def _judge_networks(evidence: Evidence) -> Iterator[Finding]:

@@ -399,9 +399,9 @@ def _explain_absence(
     if wait is CHILD:
         for child in late[0].children:
             yield f"its process {child.pid} runs {child.command}"
-    for disk in evidence.nodes[late[0].node].disks:
-        if disk.full and disk.elsewhere:
-            yield f"{disk.mount} of {late[0].node} is full: it may try to write there"
+    disks = evidence.nodes[late[0].node].disks
+    if full := ", ".join(disk.mount for disk in disks if disk.full and disk.elsewhere):
+        yield f"no space is left in {full} of {late[0].node}: it may try to write there"
     if error := find_last_error(late[0].err):
         yield f"it has printed: {' '.join(' '.join(error).split())}"
     elif said := late[0].last_line:
