@@ -436,6 +436,12 @@ def prepare(
     _check_image(job.spec, tree)
     places = [chosen_python.node(name) for name in list_rank_nodes(job, cluster)]
     notes = [*plan.notes, *resolved.notes, asked.note if asked.launcher else ""]
+    everywhere = asked.is_launcher and not (job.spec.nodes or job.spec.hosts or spec.ranks)
+    if everywhere and places[1:]:
+        notes.append(
+            f"{asked.launcher} names no number of nodes: {count(job.ranks, 'rank')} on all {len(places)};"
+            " `run --nodes 1 …` uses one"
+        )
     if wanted and packages and packages.locks:
         notes.append(project_packages.describe_packages(packages, places))
     if spec.setup:

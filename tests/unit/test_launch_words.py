@@ -201,6 +201,9 @@ def test_a_run_has_the_ranks_that_the_words_say(
     said = call(*words)
     note = "clusterctl starts the ranks itself instead of torchrun, with --ranks-per-node 3"
     assert f"# {note}\n" in said.out
+    everywhere = "# torchrun names no number of nodes: 6 ranks on all 2; `run --nodes 1 …` uses one"
+    assert everywhere in said.out
+    assert "no number of nodes" not in call("run", "--nodes", "2", *words[1:]).out
     plan = call(*words[:1], "--json", *words[1:]).document
     assert plan["placement"] == {"worker-1": [0, 1, 2], "worker-2": [3, 4, 5]}
     assert plan["programs"]["worker-1"] == ["/opt/py/bin/python", "train.py", "--lr", "1"]
