@@ -98,9 +98,10 @@ class NewerRecordError(RecordError):
 
 
 class LeftoverError(ClusterctlError):
-    """Something of the cluster still exists after `down`."""
+    """Something of the cluster still exists after `down`. `left`: where, of hosts."""
 
     exit_code = 9
+    left: tuple[dict[str, str], ...] = ()
 
 
 def describe_reason(error: Exception) -> str:

@@ -52,6 +52,8 @@ class DownResult(Struct, frozen=True):
     receipt: tuple[cost.Line, ...] = ()
     dollars: float = 0.0
     provider: str = ""
+    left: tuple[dict[str, str], ...] = ()
+    """Hosts that did not answer and were let go, with the folder that is still there."""
 
 
 def take_down(
@@ -112,7 +114,8 @@ def take_down(
             from clusterctl.actions import outputs
 
             saved = {"jobs_cancelled": outputs.end_jobs(store, cluster, report)}
-        cluster = finish_down(store, cluster, report, force=force)
+        left: list[dict[str, str]] = []
+        cluster = finish_down(store, cluster, report, left=left if force else None)
     now = time.time()
     return DownResult(
         name,
@@ -121,6 +124,7 @@ def take_down(
         receipt=cost.make_receipt(cluster.charges, now),
         dollars=cost.sum_dollars(cluster.charges, now),
         provider=cluster.spec.provider,
+        left=tuple(left),
         **saved,
     )
 
@@ -130,13 +134,13 @@ def finish_down(
     cluster: Cluster,
     report: Reporter,
     *,
-    force: bool = False,
+    left: list[dict[str, str]] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Cluster:
     """The part that is safe to repeat: destroy, then let the record go; returns its last state.
 
-    Machines go also where nothing can be written: a full disk must not keep them. `force` also lets
-    go of machines that are not ours and do not answer.
+    Machines go also where nothing can be written: a full disk must not keep them. `left`: also lets
+    go of machines that are not ours and do not answer, and gets them.
     """
     folder = store.locate_folder(cluster.name)
     cluster = replace(_look(cluster, folder, clock()), phase=Phase.DELETING)
@@ -147,10 +151,10 @@ def finish_down(
     try:
         providers.load_provider(cluster.spec.provider).destroy(cluster, folder, report)
     except ClusterctlError as error:
-        if not (force and cluster.attached and isinstance(error, LeftoverError)):
+        if left is None or not (cluster.attached and isinstance(error, LeftoverError)):
             _note_left(store, cluster, report, clock())
             raise
-        report(error.message)
+        left += error.left
     except KeyboardInterrupt:
         costs.report_left(cluster, report)
         raise

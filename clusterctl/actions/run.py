@@ -439,8 +439,8 @@ def prepare(
     everywhere = asked.is_launcher and not (job.spec.nodes or job.spec.hosts or spec.ranks)
     if everywhere and places[1:]:
         notes.append(
-            f"{asked.launcher} names no number of nodes: {count(job.ranks, 'rank')} on all {len(places)};"
-            " `run --nodes 1 …` uses one"
+            f"{asked.launcher} names no number of nodes: {count(job.ranks, 'rank')} on all"
+            f" {len(places)}; `run --nodes 1 …` uses one"
         )
     if wanted and packages and packages.locks:
         notes.append(project_packages.describe_packages(packages, places))

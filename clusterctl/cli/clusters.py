@@ -280,4 +280,9 @@ def detach(given: Detach, console: Console) -> None:
         console.note("aborted; nothing was removed")
         raise typer.Exit(2)
     console.note(f"cluster {gone.name} was detached after {ago(gone.hours * 3600)}")
-    console.document(**document_removed(gone))
+    for host in gone.left:
+        console.warn(
+            f"{host['node']} ({host['address']}) keeps {host['folder']}, and any key of"
+            f" clusterctl in ~/.ssh/authorized_keys: {host['why']}"
+        )
+    console.document(**document_removed(gone), left=gone.left)

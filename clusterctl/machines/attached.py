@@ -52,10 +52,15 @@ def clean_up_hosts(
     if cleaned := [result.node for result in results if result.ok]:
         report(f"removed clusterctl's files from {shorten(cleaned)}")
     if failed := [result for result in results if not result.ok]:
-        raise LeftoverError(
+        error = LeftoverError(
             f"clusterctl's folder and key could not be removed: {'; '.join(fold(failed))}",
             hint=f"`clusterctl detach {cluster.name}` again when they answer, or with --force",
         )
+        nodes = ((cluster.node(result.node), result.why) for result in failed)
+        error.left = tuple(
+            {"node": n.name, "address": n.address, "folder": n.root, "why": why} for n, why in nodes
+        )
+        raise error
 
 
 def render_removal(root: str, id: str) -> str:

@@ -253,6 +253,19 @@ class Gone(NothingLeft):
         pass
 
 
+def test_detach_by_force_says_what_stays_on_hosts(call: Call, tmp_path: Path) -> None:
+    hosts = lab(tmp_path, provider="hosts", identity="")
+    *others, last = hosts.where.nodes
+    dead = replace(last, address="127.0.0.1", ssh_port=1)
+    hosts.store.save(replace(hosts.where, nodes=(*others, dead)))
+    said = call("detach", "--force", "--json")
+    assert said.code == 0, said.err
+    assert f"worker-2 (127.0.0.1) keeps {dead.root}, and any key of clusterctl" in said.err
+    [left] = said.document["left"]
+    assert (left["node"], left["folder"]) == ("worker-2", dead.root)
+    assert "nothing listens" in left["why"]
+
+
 def test_what_a_silent_worker_keeps_is_not_lost_unasked(
     call: Call, here: Staged, unfetched: Path
 ) -> None:
