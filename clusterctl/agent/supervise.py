@@ -46,14 +46,17 @@ SAID = ("mpirun.err", "mpirun.out")
 """What mpirun writes; `mpirun.out` has what the wrappers of ranks say through it, too."""
 GAVE_UP = re.compile(
     r"A daemon failed to report back|PMIx server's listener thread failed to start"
+    r"|clusterctl: the MPI daemon on [^ ]+ was killed"
 )
-"""What PRRTE's daemons, or mpirun itself, say on busy nodes now and then, before a rank starts."""
+"""What PRRTE's daemons, mpirun itself, or our ssh for them say now and then on busy nodes, before a
+rank starts."""
 WORDS = re.compile(
-    r"(Remote daemon: [^ ]+,\d+\] on node|A daemon failed to report back.{,600}? Remote host:)"
-    r" +(?P<daemon>[^ ]+)"
+    r"(Remote daemon: [^ ]+,\d+\] on node|A daemon failed to report back.{,600}? Remote host:"
+    r"|clusterctl: the MPI daemon on) +(?P<daemon>[^ ]+)"
     r"|process rank (?P<rank>\d+) with PID \d+ on node [^ ]+ exited on +signal (?P<signal>\d+)"
     r"|Process name: +[^ ]+,(?P<first>\d+)\] +Exit code: +(?P<code>\d+)"
-    r"|(Connection to|Connection reset by|Timeout, server|Read from remote host) (?P<ssh>[^ :]+)"
+    r"|(Connection to|Connection reset by|Timeout, server|Read from remote host|connect to host)"
+    r" (?P<ssh>[^ :]+)"
 )
 """A daemon that mpirun has lost, the process that it blames, and what ssh says of a connection."""
 
@@ -384,11 +387,12 @@ class Supervisor:
             self._note_nodes(ranks)
             if self._are_well(ranks):
                 return True
-            # The next attempt needs every node, with the secrets that a restart removes; one that
-            # could start no rank would not help.
+            # The next attempt needs every node, with the secrets that a restart removes. After one
+            # that has started no rank, it helps only if that may have been chance.
             lost = self._list_lost(ranks)
             goes_on = self._shrink(lost) if lost and plan.shrinks else more and not lost
-            if not goes_on or not ranks.list_facts("started"):
+            started = ranks.list_facts("started") or GAVE_UP.search(self._read_said())
+            if not goes_on or not started:
                 return False
             kind, word = self._inbox.take(0)
             if kind == "stop":
@@ -620,7 +624,9 @@ class Supervisor:
         if self._read_sent("start"):
             return
         ranks = self._ask("look")
-        if not ranks.list_silent() and not ranks.list_facts("started"):
+        if ranks.list_silent():
+            self._later(self._plan.start_limit, self._check_start)
+        elif not ranks.list_facts("started"):
             self._tell_stop("no-rank")
 
     def _watch_launcher(self) -> None:

@@ -426,6 +426,7 @@ def _explain(job: Job, state: JobState, last: Attempt, failure: RankFailure | No
         launcher += " or its daemon on a node"  # whose code it takes for its own
     ended = f"{launcher} {how}"
     if not last.started and not last.where:
+        why = why or _describe_cut_off(job, last)
         why = why or ended * (how.startswith("was killed") and not last.stop)
         return f"{NO_RANK}: {why}" if why else NO_RANK
     if why:

@@ -161,6 +161,13 @@ def test_the_older_generation_of_open_mpi(make_cli: MakeCli, tmp_path: Path, nee
     assert "rank 1 on worker-2 exited 3" in failed.err
     words = ("--ranks", 2, "--backend", "gloo", "reduce_all.py", "--no-table")
     assert reduced(cli("run", *words), 2)
+    # A daemon that is killed before it has reported back: mpirun would wait for it, if it was told
+    # that the daemon has gone into the background.
+    once = f'[ $(hostname) = worker-2 ] && mkdir {tmp_path}/died 2>/dev/null || exec orted "$@"'
+    first = f'{once}\n[ "$1" = --daemonize ] || kill -9 $$\n'
+    (tmp_path / "orted").write_text(first)
+    agent = f"--mca orte_launch_agent 'sh {tmp_path}/orted'"
+    assert cli("run", "--mpirun-arg", agent, "--ranks", 2, "sum.py", timeout=30).of(1) == ["1"]
     need("mpicc")
     assert len(cli("run", "hello.c").out.splitlines()) >= 2
     for name in ("ring.f90", "rmpi_sum.R"):

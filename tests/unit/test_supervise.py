@@ -111,8 +111,10 @@ def test_a_node_whose_ssh_was_killed_is_named(site: Site) -> None:
 GIVES_UP = "echo x >>starts; echo 'A daemon failed to report back after being spawned.'; exit 213"
 DEAF = 'echo x >>starts; echo "The PMIx server\'s listener thread failed to start." >&2; exit 1'
 
+KILLED = "echo x >>starts; echo clusterctl: the MPI daemon on worker-2 was killed >&2; exit 137"
 
-@pytest.mark.parametrize("failure", [GIVES_UP, DEAF], ids=["daemon", "mpirun"])
+
+@pytest.mark.parametrize("failure", [GIVES_UP, DEAF, KILLED], ids=["daemon", "mpirun", "killed"])
 def test_an_mpirun_that_gives_up_is_started_again(site: Site, failure: str) -> None:
     """No rank has run: no retry is spent on it."""
     job = site.ended(site.submit(1, "true", f"[ -e starts ] || {{ {failure}; }}; rank 0; rank 1"))
@@ -123,6 +125,20 @@ def test_an_mpirun_whose_daemons_always_give_up_is_started_again_once(site: Site
     job = site.ended(site.submit(1, "true", GIVES_UP))
     assert (job.state, job.reason) == (JobState.FAILED, "no rank was started")
     assert (site.folder("launcher", 1) / "starts").read_text() == "x\nx\n"
+
+
+def test_retries_count_where_daemons_are_killed_at_each_start(site: Site) -> None:
+    job = site.ended(site.submit(1, "true", KILLED, retries=2))
+    assert (job.state, job.attempt) == (JobState.FAILED, 3), site.story(job)
+    assert job.reason == "no rank was started: mpirun lost its daemon on worker-2"
+    assert (site.folder("launcher", 1) / "starts").read_text() == "x\n" * 4
+
+
+def test_a_node_that_takes_no_daemon_is_named(site: Site) -> None:
+    """It answers in the end: nothing else says which one it was."""
+    said = "ssh: connect to host worker-2 port 22: Connection timed out"
+    job = site.ended(site.submit(1, "true", f"echo {said} >&2; exit 255"))
+    assert job.reason == "no rank was started: mpirun lost its daemon on worker-2", site.story(job)
 
 
 AWAY = "sleep 2.1; exit 255"
