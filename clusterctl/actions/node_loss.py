@@ -238,7 +238,7 @@ def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
     """The nodes that had ranks of a job that has failed, and that did not answer at its end, had
     restarted, or whose end EC2 had announced; nor now, where ranks ended without an exit code: a
     node may just have been going then."""
-    if job.state is not JobState.FAILED or has_never_started(job):
+    if job.state is not JobState.FAILED:
         return ()
     lost = [
         place.node
@@ -247,7 +247,7 @@ def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
         or is_reclaimed(job, place.node)
         or has_restarted(job, place.node)
     ]
-    if lost or job.failure:
+    if lost or job.failure or has_never_started(job):
         return tuple(lost)
     cluster = store.read_cluster(job.cluster)
     with open_pool(store, cluster) as pool:

@@ -125,25 +125,28 @@ def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:
         )
     if job.state is not JobState.FAILED or job.program_exit_code is not None:
         return None
-    kind: type[ClusterctlError] = LaunchError
+    lost = -1 in job.survivors.values()
+    kind: type[ClusterctlError] = NodeUnreachable if lost else LaunchError
+    look = "check the nodes with `clusterctl status --live`"
     if has_never_started(job):
         what = f"could not be started: {job.reason.removeprefix(f'{NO_RANK}: ') or NO_RANK}"
         hint = "`clusterctl run --dry-run …` shows the command and the reason for each flag"
-        if " was killed by " in job.reason:
+        if lost or job.start_code or " was killed by " in job.reason:
             hint = f"`clusterctl rerun {job.id}` starts it again"
+        if lost:
+            hint = f"{look}; then {hint}"
     else:
-        look = "check the nodes with `clusterctl status --live`"
         if job.hangs and job.hangs[-1].attempt == job.attempt:
             look = f"`clusterctl doctor {job.id}` shows where its ranks stood"
         elif "there is no folder" in job.reason:
             look = "make that folder (mkdir -p), or name one that is there"
         what = f"failed: {job.reason}"
         hint = f"{look}; {again}"
-        if -1 in job.survivors.values():
-            kind = NodeUnreachable
     if is_disk_full(job):
         hint = "free space there: `clusterctl ssh NODE -- df -h`"
-    return kind(f"job {job.id} {what}" + (f"\n{said}" if said else ""), hint=hint)
+    error = kind(f"job {job.id} {what}" + (f"\n{said}" if said else ""), hint=hint)
+    error.exit_code = job.start_code or error.exit_code
+    return error
 
 
 def describe_attempt(job: Job) -> str:
@@ -682,8 +685,10 @@ def _ship(
             raise
         reason = error.message if isinstance(error, ClusterctlError) else "interrupted"
         state = JobState.CANCELLED if interrupted else JobState.FAILED
+        code = 0 if interrupted else getattr(error, "exit_code", 1)
+        job = replace(job, state=state, finished=time.time(), reason=reason, start_code=code)
         with Interrupts(patient=True) if interrupted else nullcontext():
-            store.save_job(replace(job, state=state, finished=time.time(), reason=reason))
+            store.save_job(job)
             if interrupted:
                 report(f"job {job.id} is cancelled: it had not started")
             if staging:

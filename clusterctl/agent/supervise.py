@@ -388,11 +388,11 @@ class Supervisor:
             if self._are_well(ranks):
                 return True
             # The next attempt needs every node, with the secrets that a restart removes. After one
-            # that has started no rank, it helps only if that may have been chance.
+            # that has started no rank, it helps only where a node or a daemon was lost.
             lost = self._list_lost(ranks)
             goes_on = self._shrink(lost) if lost and plan.shrinks else more and not lost
-            started = ranks.list_facts("started") or GAVE_UP.search(self._read_said())
-            if not goes_on or not started:
+            started = ranks.list_facts("started")
+            if not goes_on or not (started or lost or GAVE_UP.search(self._read_said())):
                 return False
             kind, word = self._inbox.take(0)
             if kind == "stop":

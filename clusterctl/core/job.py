@@ -265,6 +265,8 @@ class Job(Struct, frozen=True, kw_only=True):
     survivors: dict[str, int] = field(default_factory=dict)
     """Processes of the job that were still there at the last look, per node. Empty: not looked."""
     reason: str = ""
+    start_code: int = 0
+    """What `run` exited with where it could not submit the job; 0: it could, or was interrupted."""
     native_id: str = ""
     attempt: int = 1
     hangs: tuple[Hang, ...] = ()

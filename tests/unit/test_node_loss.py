@@ -181,6 +181,24 @@ def test_a_job_shrinks_to_the_nodes_that_are_left(site: Staged, tmp_path: Path) 
     assert site.store.read_job(1).state is JobState.FAILED
 
 
+@pytest.mark.parametrize("policy", ["shrink", "fail"])
+def test_a_node_that_is_lost_before_a_rank_starts_is_lost(
+    site: Staged, tmp_path: Path, policy: str
+) -> None:
+    mpirun = tmp_path / "mpi" / "bin" / "mpirun"
+    mpirun.write_text(
+        mpirun.read_text().replace("export OMPI", "[ $ranks = 1 ] || exit 1\nexport OMPI")
+    )
+    (tmp_path / "dead").touch()
+    ended, said, _ = run(site, tmp_path, policy)
+    if policy == "fail":
+        assert isinstance(ended, NodeUnreachable), said
+        assert "could not be started: lost worker-2" in ended.message
+    else:
+        assert isinstance(ended, Job), ended
+        assert (ended.id, ended.state) == (2, JobState.SUCCEEDED), said
+
+
 def test_a_program_gets_its_own_option_for_the_snapshot(site: Staged, tmp_path: Path) -> None:
     program = '#!/bin/sh\necho "given $*"\necho it >x.pt\n[ $WORLD_SIZE = 1 ] || touch {dead}\n'
     (tmp_path / "tree" / "program").write_text(program.format(dead=tmp_path / "dead"))
