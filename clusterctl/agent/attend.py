@@ -14,6 +14,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from . import messages, processes
 from .messages import Fact
 
+SLOW = 10.0
+"""Seconds without an answer after which a node counts as away for a while."""
+RECENT = 60.0
+"""Seconds for which it is remembered."""
+
 
 class NodeAnswer(NamedTuple):
     """The facts of a node. `began`, `ended`: when by its clock, in seconds since the epoch; `asked`
@@ -177,6 +182,9 @@ class Here:
             return NodeAnswer(asked=asked, heard=time.time(), code=1, why=str(error))
         return NodeAnswer(facts, asked, time.time(), asked, time.time())
 
+    def was_away(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 
@@ -189,18 +197,28 @@ class There:
         self._process: Any = None
         self._errors = b""
         self._rest = b""
+        self._waits = self._lost = float("inf")
+        """Since when a question waits, and when a connection was lost."""
+
+    def was_away(self) -> bool:
+        """Whether a question waits for long, or a connection was lost a short while ago. Another
+        program's connection to that node may have ended so, though it answers again."""
+        now = time.monotonic()
+        return now - self._waits > SLOW or 0 <= now - self._lost < RECENT
 
     def ask(self, limit: float, verb: str, *args: Any) -> NodeAnswer:
         """Its answer within so many seconds: a node whose disk hangs takes a question and never
         answers it. One whose connection was lost is asked once more over a new one."""
         asked = time.time()
-        until = time.monotonic() + limit
+        self._waits = time.monotonic()
+        until = self._waits + limit
         is_new = self._process is None
         while True:
             try:
                 began, ended, facts = messages.unpack(
                     self._exchange(messages.pack(verb, *args), until)
                 )
+                self._waits = float("inf")
                 return NodeAnswer([tuple(f) for f in facts], began, ended, asked, time.time())
             except TimeoutError:
                 self.close()
@@ -208,9 +226,11 @@ class There:
             except OSError as error:
                 # Without a process, ssh could not be started here: no memory, no descriptor left.
                 code, why = self._end() if self._process else (127, str(error))
+                self._lost = time.monotonic()
                 if not is_new:
                     is_new = True
                     continue
+            self._waits = float("inf")
             return NodeAnswer(asked=asked, heard=time.time(), code=code, why=why)
 
     def _exchange(self, question: bytes, until: float) -> bytes:

@@ -377,6 +377,7 @@ class Supervisor:
             well = self._are_well(ranks)
             if not well:
                 self._note_words()
+                self._note_away(ranks)
             if self._stop or well or not (more or plan.shrinks):
                 return well
             ranks = self._ask("again", self._grace)
@@ -906,8 +907,9 @@ class Supervisor:
         self._stop = word
 
     def _note_away(self, ranks: Ranks) -> None:
-        """Nodes that do not answer now: if mpirun gives up later, that is why."""
-        self._state.note(*[("away", None, name) for name in ranks.list_silent()])
+        """Nodes that do not answer, or did not a moment ago: if mpirun gives up, that is why."""
+        away = {*ranks.list_silent(), *(n for n, link in self._links.items() if link.was_away())}
+        self._state.note(*[("away", None, name) for name in sorted(away)])
 
     def _note_ranks(self, ranks: Ranks, *more: Tuple[Any, ...]) -> None:
         exits = ranks.list_exits()

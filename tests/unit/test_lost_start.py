@@ -90,11 +90,14 @@ def test_a_job_that_the_queue_has_goes_on(queue: batch_here.Queue, tmp_path: Pat
     assert any("asking login whether the job is there" in line for line in said), said
 
 
-def test_a_job_that_was_not_handed_in_has_failed(queue: batch_here.Queue, call: Call) -> None:
+def test_a_job_that_was_not_handed_in_has_failed(queue: batch_here.Queue) -> None:
     with pytest.raises(NodeUnreachable, match=LOST):
         submit("before")
-    assert open_store().read_job(1).state is JobState.FAILED
-    assert call("logs", "1", "-f").code == NodeUnreachable.exit_code, "as run would"
+    found = open_store().read_job(1)
+    assert found.state is JobState.FAILED
+    told = run.explain_failure(found)
+    assert told
+    assert told.exit_code == NodeUnreachable.exit_code, "logs -f ends as run did"
     assert not any("parsable" in line or "terse" in line for line in queue.calls())
 
 

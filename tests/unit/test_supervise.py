@@ -145,6 +145,20 @@ AWAY = "sleep 2.1; exit 255"
 """A node that is gone for good: one that refuses at once is asked again for some seconds."""
 
 
+def test_an_outage_that_is_over_when_mpirun_has_given_up_is_told(
+    site: Site, tmp_path: Path
+) -> None:
+    """The supervisor's own connection was lost, too, as mpirun's, which has not said whose."""
+    cut = tmp_path / "cut"
+    look = f"while [ ! -e {cut} ] && kill -0 $!; do sleep 0.02; done 2>/dev/null; kill $!"
+    first = f'[ -e {cut} ] || {{ : >{cut}.open; (eval "$2") <&3 3<&- & {look}; exit 255; }}'
+    site.connect(f'exec 3<&0; [ "$1" != worker-2 ] || {first}\neval "$2"')
+    lost = f"rank 0 & rank 1 & until [ -e {cut}.open ]; do sleep 0.1; done; : >{cut}; exit 255"
+    job = site.ended(site.submit(1, "trap 'exit 143' TERM; while :; do sleep 0.1; done", lost))
+    assert (job.state, job.failure) == (JobState.FAILED, None), site.story(job)
+    assert job.reason == "worker-2 was away while the job ran", site.story(job)
+
+
 def test_a_daemon_that_is_lost_later_is_not_waited_for(site: Site, tmp_path: Path) -> None:
     """Open MPI says the same of it. The nodes that answer know that ranks were started."""
     looks = tmp_path / "looks"
