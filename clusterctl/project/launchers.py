@@ -64,6 +64,7 @@ class Wrapper(Struct, frozen=True):
     refused: str = ""
     other: str = ""
     flags: str = ""
+    tasks: dict[str, str] = {}
 
 
 class LauncherTables(Struct, frozen=True):

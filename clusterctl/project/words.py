@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from clusterctl.core.job import PYTHONS, SHELLS, JobSpec
 from clusterctl.core.model import Cluster
-from clusterctl.core.text import MAX_HOST_LINE, parse_yaml, read_input
+from clusterctl.core.text import MAX_HOST_LINE, parse_yaml, read_input, read_toml
 from clusterctl.core.variables import OURS, RANKS, SECRET, STARTERS, read_variables
 from clusterctl.errors import UsageError
 from clusterctl.launch.hostfile import deal, find_workers
@@ -341,6 +341,7 @@ def _read_wrapped(
     """A launcher behind other words: where these mean something to a rank, each rank gets them.
     Behind those with `flags`, any program."""
     if wrapper.flags:
+        _check_task(name, wrapper.tasks.get(name, ""), "".join(words[:1]))
         module = words[:1] in (["-m"], ["--module"])
         inner = _read_within(name, ["python", "-m", *words[1:]] if module else words, once)
         if wrapper.values and len(ahead) > len(name.split()):  # `conda run -n NAME`
@@ -372,6 +373,29 @@ def _read_wrapped(
         )
     inner.command, inner.ahead = command, (*ahead, *inner.ahead)
     return inner
+
+
+def _check_task(runner: str, tables: str, word: str) -> None:
+    """Raises UsageError for a task of a file here or above, as in `pixi run train`: nodes do not
+    have the program that runs it."""
+    for file, _, table in (item.partition(":") for item in tables.split()):
+        path = next((p / file for p in (Path(), *Path.cwd().parents) if (p / file).is_file()), None)
+        task: Any = {}
+        with suppress(UsageError):  # as the packages of a file that is not understood
+            task = read_toml(path) if path else {}
+        for key in (*table.split("."), word):
+            task = task.get(key) if isinstance(task, dict) else None
+        if task is None:
+            continue
+        command = (task.get("cmd") or task.get("shell") or "") if isinstance(task, dict) else task
+        line = shlex.join(map(str, command)) if isinstance(command, list) else str(command)
+        shell = f"sh -c {shlex.quote(line)}" if _SHELL_SYNTAX & set(line) else f"-- {line}"
+        raise UsageError(
+            f"{word} is a task of {path}, and nodes have no {runner.split()[0]}",
+            hint=f"run its command: `clusterctl run {shell}`"
+            if line
+            else "run what it consists of",
+        )
 
 
 def is_python(name: str) -> bool:

@@ -193,6 +193,23 @@ def test_what_has_no_meaning_here(case: dict[str, str]) -> None:
         translate(case["line"].split())
 
 
+@rows("line, file, text, hint", "launch_words.a_task_is_named_with_its_command")
+def test_a_task_is_named_with_its_command(
+    line: str, file: str, text: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / file).write_text(text)
+    (tmp_path / "src").mkdir()
+    for folder in (tmp_path, tmp_path / "src"):
+        monkeypatch.chdir(folder)
+        with pytest.raises(
+            UsageError, match=rf"is a task of .*{file}, and nodes have no "
+        ) as caught:
+            translate(line.split())
+        assert caught.value.hint == hint
+    runner = line.split()[:2]
+    assert translate([*runner, "python", "t.py"]).command == ("python", "t.py")
+
+
 @pytest.mark.parametrize("ahead", [(), ("--",)])
 def test_a_run_has_the_ranks_that_the_words_say(
     ahead: tuple[str, ...], call: Call, lab: None
