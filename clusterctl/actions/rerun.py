@@ -33,6 +33,7 @@ from clusterctl.jobs.submit import Carry
 from clusterctl.launch.hostfile import drop_unknown_hosts
 from clusterctl.options.values import SNAPSHOTS, are_given, matches
 from clusterctl.project.tree import Tree
+from clusterctl.state.files import explain_write_errors
 from clusterctl.state.store import Store
 
 # -------------------------------------------------------------------------------------------------
@@ -400,7 +401,8 @@ def rerun(
             else f"job {number} was never staged: there is nothing to run again",
             hint="use `clusterctl run`",
         )
-    os.utime(archive)  # it is in use again
+    with explain_write_errors(archive):
+        os.utime(archive)  # it is in use again
     prepared = claim_number(store, prepared, plan)
     own = not spec.resume_args or are_given(spec.resume_args, given.arguments)
     prepared = replace(prepared, job=replace(prepared.job, resumes=resume and not own))

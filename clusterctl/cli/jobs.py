@@ -179,10 +179,11 @@ def _show_metrics(given: Logs, store: Store, job: int, console: Console) -> None
         found = actions_metrics.collect_metrics(*where, rank=given.rank)
         if given.csv:
             console.result(insight_metrics.to_csv(found).rstrip("\n"))
-            return
     none = True
     for point in found:
         none = False
+        if given.csv:
+            break
         if console.json:
             print(json.dumps(insight_metrics.to_json(point)), flush=True)
         else:

@@ -590,9 +590,10 @@ def _explain(error: BaseException, arguments: list[str]) -> ClusterctlError:
         return UsageError(message, hint=hint)
     if isinstance(error, OSError) and error.errno in FULL:
         _drop_output()
-        kind = ProviderError if error.filename and error.errno != errno.EROFS else UsageError
         what = f"cannot write {error.filename or 'the output'}: {error.strerror}"
-        return kind(what, hint="free some space there")
+        if error.errno == errno.EROFS:
+            return UsageError(what, hint="choose a folder that can be written to")
+        return (ProviderError if error.filename else UsageError)(what, hint="free some space there")
     bug = ClusterctlError(f"a bug in clusterctl: {type(error).__name__}: {error}")
     return explain_input(error, _is_in_a_folder()) or bug
 

@@ -175,13 +175,13 @@ def fetch(
     Raises UsageError where nothing can be written, and RecordError while another clusterctl is
     fetching to the same folder.
     """
-    with explain_write_errors(target):
-        if not target.exists():
-            target.mkdir(parents=True)
-            (target / FETCHED_MARK).touch()
     # How the files were when fetches had put them there.
     note = home.fetched / f"{hashlib.sha256(os.fsencode(target.resolve())).hexdigest()[:32]}.json"
     with _lock(note.with_suffix(".lock"), target, home):
+        with explain_write_errors(target, "choose another folder with --to"):
+            if not target.exists():
+                target.mkdir(parents=True)
+                (target / FETCHED_MARK).touch()
         known = read_note(note, dict[str, list[int]]) or {}
         kept = tuple(o for o in outputs if _is_someones_else(o, target, known.get(o.place)))
         wanted = [output for output in outputs if output not in kept]
@@ -514,7 +514,7 @@ def claim(job: Job, job_folder: Path) -> None:
     """Makes a new folder below that of --sync the place of the copies. UsageError where it has
     files already, or cannot be made."""
     target = Path(job.spec.sync, f"job-{job.id}")
-    with explain_write_errors(target):
+    with explain_write_errors(target, "choose another --sync DIR"):
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UsageError(

@@ -75,11 +75,11 @@ def _flush(folder: Path) -> None:
 
 
 @contextmanager
-def explain_write_errors(path: Path) -> Iterator[None]:
+def explain_write_errors(
+    path: Path, hint: str = "set CLUSTERCTL_HOME to a writable folder"
+) -> Iterator[None]:
     """Turns a failure to write into an error that says where and what to do."""
     try:
         yield
     except OSError as error:
-        raise make_write_error(
-            str(path), error, hint="check its permissions, or choose another folder"
-        ) from error
+        raise make_write_error(str(path), error, f"check its permissions, or {hint}") from error

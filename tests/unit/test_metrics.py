@@ -217,6 +217,9 @@ def test_logs_shows_them(call: Call) -> None:
     said = call("logs", "7", "--metrics", "--rank", "1")
     assert (said.code, said.out) == (0, "")
     assert "no metrics" in said.err
+    said = call("logs", "7", "--metrics", "--csv", "--rank", "1")
+    assert (said.code, said.out) == (0, "rank\n")
+    assert "no metrics found in job 7" in said.err
 
 
 def write_events(folder: Path, *steps: dict[str, float], tensors: bool = False) -> Path:

@@ -681,6 +681,7 @@ def test_a_home_that_became_read_only(
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.stdout.startswith("2 |")
+    assert "set CLUSTERCTL_HOME to a writable folder" in done.stdout
 
 
 def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
