@@ -473,13 +473,12 @@ def _survey_site(
             hint="is this a login node of the cluster? On Debian: apt-get install "
             + " ".join(sorted(set(missing.values()))),
         )
-    command = site.status_command
-    status = pool.find_transport(node.name).run(command, timeout=STATUS_TIMEOUT)
+    status = pool.find_transport(node.name).run(site.status_question, timeout=STATUS_TIMEOUT)
     if not status.ok:
         raise BootstrapError(
             f"{site.title} on {where} does not answer: {status.why}",
             hint="is this a login node of a running cluster?"
-            f" `{command.partition(' ')[0]}` must work there",
+            f" `{site.status_command.partition(' ')[0]}` must work there",
         )
     info = {**site.parse_site_info(answers), "home": answers["home"].strip()}
     node = replace(

@@ -162,8 +162,8 @@ def _ask(
     folder = store.locate_folder(cluster.name)
     provider = providers.load_provider(cluster.spec.provider)
     if isinstance(provider, BatchSite):
-        answers, queues = provider.look(cluster, folder)
-        return [NodeStatus(n, answers.get(n.name, "")) for n in cluster.nodes], queues, []
+        answers, queues, wrong = provider.look(cluster, folder)
+        return [NodeStatus(n, answers.get(n.name, "")) for n in cluster.nodes], queues, wrong
     answers = provider.describe(cluster, folder)
     nodes = {node.name: NodeStatus(node, answers.get(node.name, "")) for node in cluster.nodes}
     running = [name for name, node in nodes.items() if node.live == "running"]

@@ -40,6 +40,11 @@ def parse_rows(text: str) -> Dict[str, str]:
     return rows
 
 
+def choose_end(ends: List[str]) -> str:
+    """Of several tasks, the first that has not gone well, or the last."""
+    return next((end for end in ends if not end.startswith("COMPLETED")), "".join(ends[-1:]))
+
+
 # -------------------------------------------------------------------------------------------------
 
 
@@ -92,7 +97,7 @@ class SlurmQueue:
             return ""
         if not found and shutil.which("sacct"):
             words = ("sacct", "-X", "-n", "-P", "-o", "State,ExitCode,Reason", "-j", native)
-            found = self.choose_end(call(*words).out.splitlines())
+            found = choose_end(call(*words).out.splitlines())
         return found or "UNKNOWN||"
 
     def read_end(self, text: str) -> str:
@@ -102,11 +107,7 @@ class SlurmQueue:
             values = scripts.read_fields(line)
             said = [values.get(name, "") for name in ("JobState", "ExitCode")]
             ends.append("|".join([*said, scripts.explain_slurm(values)]))
-        return next(filter(self.LIVES.match, reversed(ends)), self.choose_end(ends))
-
-    def choose_end(self, ends: List[str]) -> str:
-        """The first that has not gone well, or the last."""
-        return next((end for end in ends if not end.startswith("COMPLETED")), "".join(ends[-1:]))
+        return next(filter(self.LIVES.match, reversed(ends)), choose_end(ends))
 
     def describe(self, native: str, row: str) -> List[scripts.Part]:
         """The tasks of a job that was handed in as it is, or itself, as far as the queue says;
@@ -146,6 +147,10 @@ class SlurmQueue:
 
 
 _OF_ROW = ("JB_job_number", "tasks", "state")
+OF_QDEL = ("137", "140")
+"""Exit codes of scripts that qdel ends, or first warns by SIGUSR2."""
+AS_QDEL = "its script was killed from outside, as qdel does"
+"""Older versions do not account for who did it."""
 
 
 class GridQueue:
@@ -189,17 +194,35 @@ class GridQueue:
         """`STATE|CODE|REASON` of a job that is in the queue no more."""
         if os.path.exists(os.path.join(folder, "stop")):
             return "CANCELLED||"
-        # Not every site has its file.
-        return self.read_end(call("qacct", "-j", native).out) or "UNKNOWN||"
+        # Not every site has the file that qacct reads.
+        end = choose_end([end for _, end in self._account(native)]) or "UNKNOWN||"
+        seen = re.search(r"\|\w*d", processes.read_text(os.path.join(folder, scripts.ROW)))
+        return end.replace(AS_QDEL, "") if seen else end
+
+    def _account(self, native: str) -> List[Tuple[str, str]]:
+        """What qacct prints of each task, and how that ended: of one that ran again, the last
+        time."""
+        found = {}
+        for record in re.split("={20,}", call("qacct", "-j", native).out):
+            end = self.read_end(record)
+            if end:
+                found["".join(re.findall(r"(?m)^taskid.*", record))] = record, end
+        return [*found.values()]
 
     def read_end(self, text: str) -> str:
-        """From what qacct prints; "": nothing."""
-        values = {words[0]: words[1:] for words in map(str.split, text.splitlines()) if words[1:]}
-        if "exit_status" not in values:
+        """From what qacct prints of a task; "": nothing, or that it runs again."""
+        values = dict(re.findall(r"(?m)^(\w+) +(.*\S)", text))
+        code = values.get("exit_status", "").partition(" ")[0]
+        why = " ".join(values.get("failed", "0").split())
+        if not code or re.match("(24|25) ", why):
             return ""
-        code, why = values["exit_status"][0], values.get("failed", ["0"])
-        said = "COMPLETED" if code == why[0] == "0" else "FAILED"
-        return "{}|{}|{}".format(said, code, "" if why[0] == "0" else " ".join(why))
+        limited = re.search(r"\bh_\w+=", values.get("category", ""))
+        killed = why.startswith("100 ") and code in OF_QDEL and not limited
+        who = values.get("deleted_by", "" if killed else "NONE")
+        if who != "NONE":
+            return "CANCELLED|{}|{}".format(code, f"qdel by {who}" if who else AS_QDEL)
+        said = "COMPLETED" if code == why == "0" else "FAILED"
+        return "{}|{}|{}".format(said, code, "" if why == "0" else why)
 
     def describe(self, native: str, row: str) -> List[scripts.Part]:
         """What runs is known from qstat, what has ended from qacct, where there is one."""
@@ -208,10 +231,7 @@ class GridQueue:
             return scripts.read_grid_tasks(native, said.out, row)
         if "do not exist" not in said.err + said.out:
             return []
-        records = re.split("={20,}", call("qacct", "-j", native).out)
-        found = ((record, self.read_end(record)) for record in records)
-        parts = (scripts.read_grid_record(record, end) for record, end in found if end)
-        return [*{part.id: part for part in parts}.values()]  # of a task that ran again, the last
+        return [scripts.read_grid_record(record, end) for record, end in self._account(native)]
 
     def appends(self, options: str) -> bool:
         return True
@@ -304,6 +324,9 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
                 if own and end and end.startswith("UNKNOWN") and scripts.may_be_late(folder):
                     continue
                 if end:
+                    cause = processes.read_text(os.path.join(folder, "stop"))
+                    if cause:
+                        yield f"stop {int(time.time())} {cause}"
                     yield f"gone {end}|{int(asked)}"
                     processes.remove(os.path.join(folder, "env"))  # nobody else is left to do so
 

@@ -501,28 +501,31 @@ class QueueSystem(BatchSystem):
             elif word == "unsubmitted" and rest.isdecimal():
                 job = verdict.mark_unsubmitted(job, read, float(rest))
             elif word == "gone":
-                job = self._end_gone(job, facts, rest, stopped=read.last.stop == "stopped")
+                job = self._end_gone(job, facts, rest, read.last.stop)
         return job
 
-    def _end_gone(self, job: Job, facts: str, rest: str, *, stopped: bool) -> Job:
+    def _end_gone(self, job: Job, facts: str, rest: str, stop: str) -> Job:
         """The job after it has left the queue without a note how it ended, of which the queue says
-        `STATE|CODE|REASON|WHEN`. `stopped`: its script was told to end, as is done to a job that
-        somebody takes from the queue."""
+        `STATE|CODE|REASON|WHEN`. `stop`: why its script was told to end: `stopped`, as is done to a
+        job that somebody takes from the queue."""
         if job.state.ended:
             return job
         said, _, reason, when = [*rest.split("|"), "", "", ""][:4]
-        word = said.partition(" ")[0]
+        word, reason = said.partition(" ")[0], reason.replace("None", "")
         state = self.gone.get(word, JobState.LOST)
+        outside = reason if self.end in reason else f"by {self.end}, outside clusterctl"
+        outside = "" if stop == "cancelled" else outside
         if job.spec.is_sweep:
-            return _end_sweep(job, facts, said, when, cancelled=state is JobState.CANCELLED)
+            cancelled = outside if state is JobState.CANCELLED else None
+            return _end_sweep(job, facts, said, when, cancelled)
         if _TIME_IS_UP in reason:
             state = JobState.TIMEOUT
-        elif stopped and word in SAYS_LITTLE:
+        elif stop == "stopped" and word in SAYS_LITTLE:
             state = JobState.CANCELLED
-        why = f"{said}: {reason}" if reason not in ("", "None") else said
         reasons = {
             JobState.LOST: "it left the queue without a final state",
-            JobState.FAILED: f"the batch system ended it ({why})",
+            JobState.FAILED: f"the batch system ended it ({said}{f': {reason}' * bool(reason)})",
+            JobState.CANCELLED: outside,
         }
         finished = float(when) if when.isdecimal() else None
         return replace(job, state=state, finished=finished, reason=reasons.get(state, ""))
@@ -600,9 +603,10 @@ def _mark_waiting(job: Job, state: JobState, reason: str) -> Job:
     return replace(job, state=state, reason="" if reason == "None" else reason)
 
 
-def _end_sweep(job: Job, facts: str, said: str, when: str, *, cancelled: bool) -> Job:
+def _end_sweep(job: Job, facts: str, said: str, when: str, cancelled: str | None) -> Job:
     """The job after the last task of its array has left the queue. Each task leaves two notes of
-    its own, where it began and how it ended: a shared disk takes no lines from several nodes."""
+    its own, where it began and how it ended: a shared disk takes no lines from several nodes.
+    `cancelled`: from where, if it was."""
     time = when if when.isdecimal() else "0"
     code = 1 if job.unfinished_points else 0
     began = sum(line.startswith("point ") for line in facts.splitlines())
@@ -610,8 +614,8 @@ def _end_sweep(job: Job, facts: str, said: str, when: str, *, cancelled: bool) -
     ended = verdict.judge(job, f"{facts}\n{ends}")
     if ended.state is not JobState.FAILED:
         return ended
-    if cancelled:
-        return replace(ended, state=JobState.CANCELLED, failure=None, reason="")
+    if cancelled is not None:
+        return replace(ended, state=JobState.CANCELLED, failure=None, reason=cancelled)
     if said.partition(" ")[0] in SAYS_LITTLE:
         return ended
     return replace(ended, reason=f"{ended.reason} (the batch system says {said})")

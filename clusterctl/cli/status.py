@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import typer
+
 from clusterctl.cli.clusters import describe_end, document_node
 from clusterctl.cli.console import Console, ago, format_records, format_table, make_plain, pick
 from clusterctl.core.text import format_time
@@ -58,6 +60,8 @@ def status(given: Status, console: Console) -> None:
         lines.append(f"job {job.id}: {quote_command(job)}, {job.state.value}")
     console.result("\n".join(lines))
     console.document(**_document_status(found, live))
+    if live and what.system != "direct" and not found.queues:
+        raise typer.Exit(4)
 
 
 def list_clusters(given: List, console: Console) -> None:

@@ -116,6 +116,8 @@ class HostsProvider(Provider):
 
 
 STATUS_TIMEOUT = 30.0
+QUEUE_TIMEOUT = 20
+"""Seconds of these that a batch system has to answer: one that is down may be silent."""
 
 
 class BatchSite(Provider):
@@ -132,6 +134,12 @@ class BatchSite(Provider):
     status_command: ClassVar[str]
     """Prints the queues, for people."""
 
+    @property
+    def status_question(self) -> str:
+        """The same, in time."""
+        asked = f"timeout {QUEUE_TIMEOUT} {self.status_command}"
+        return f"{asked} || {{ [ $? != 124 ] || echo no answer in {QUEUE_TIMEOUT} s >&2; exit 1; }}"
+
     def parse_site_info(self, answers: Mapping[str, str]) -> dict[str, str]:
         """What the answers to the questions say, as it is kept in the cluster's record."""
         raise NotImplementedError
@@ -140,18 +148,21 @@ class BatchSite(Provider):
         """Runs `words` on a compute node, if one is free within so many seconds."""
         raise NotImplementedError
 
-    def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], str]:
-        """Whether the login node answers, and what it says of its queues."""
+    def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], str, list[str]]:
+        """Whether the login node answers, what the batch system says of its queues, and that it
+        does not answer."""
         from clusterctl.transport.pool import Pool
 
         login = cluster.launcher
         with Pool.of(cluster, folder / "ssh") as pool:
             result = pool.find_transport(login.name).run(
-                self.status_command, timeout=STATUS_TIMEOUT
+                self.status_question, timeout=STATUS_TIMEOUT
             )
-        if not result.ok:
-            return {login.name: f"no answer: {result.why}"}, ""
-        return {login.name: "answers"}, result.text.rstrip()
+        if result.exit_code is None:
+            return {login.name: f"no answer: {result.why}"}, "", []
+        if result.ok:
+            return {login.name: "answers"}, result.text.rstrip(), []
+        return {login.name: "answers"}, "", [f"{self.title} does not answer: {result.why}"]
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return self.look(cluster, folder)[0]

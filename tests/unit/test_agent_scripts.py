@@ -104,8 +104,21 @@ def test_a_task_that_ran_again_has_ended_as_it_did_the_last_time(
     for name, text in commands.items():
         write_program(tmp_path / name, text)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    [part] = queues.SYSTEMS["sge"].describe("7", "")
+    grid = queues.SYSTEMS["sge"]
+    [part] = grid.describe("7", "")
     assert (part.code, part.word) == (0, "COMPLETED")
+    assert grid.find_end("7", str(tmp_path)) == "COMPLETED|0|"
+    (tmp_path / "records").write_text(row.format("25 : rescheduling", 0))
+    assert grid.describe("7", "") == []  # its end is not accounted for yet
+    assert grid.find_end("7", str(tmp_path)) == "UNKNOWN||"
+
+
+def test_a_job_that_qdel_was_seen_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_program(tmp_path / "qacct", "printf 'failed 100 : x\\nexit_status 137\\n'")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert queues.SYSTEMS["sge"].find_end("7", str(tmp_path)) == f"CANCELLED|137|{queues.AS_QDEL}"
+    (tmp_path / scripts.ROW).write_text("7_|dr|")
+    assert queues.SYSTEMS["sge"].find_end("7", str(tmp_path)) == "CANCELLED|137|"
 
 
 def test_a_copy_of_the_tree_has_the_folders_for_output(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from clusterctl.core.job import JobState
 from tests.unit import batch_here
 from tests.unit.batch_here import Queue
 from tests.unit.calling import Call
+from tests.unit.scripts import write_program
 from tests.unit.tables import read_rows
 
 SILENCE = read_rows("silent_queue", "silence")
@@ -54,11 +55,24 @@ def test_a_cluster_stays_on_record_when_it_is_attached_again_in_vain(
 def test_status_says_in_one_line_why_the_queue_does_not_answer(
     queue: Queue, call: Call, tmp_path: Path
 ) -> None:
+    """Which is no fault of the login node."""
     assert attach(queue, call, tmp_path)[0] == 0
     complaints = SILENCE[queue.system]
     queue.break_down(*complaints)
-    [login] = call("status", "lab", "--live", "--json").document["nodes"]
-    assert login["live"] == f"no answer: {complaints[-1]}"
+    said = call("status", "lab", "--live", "--json")
+    title = {"slurm": "Slurm", "sge": "Grid Engine"}[queue.system]
+    assert said.document["warnings"] == [f"{title} does not answer: {complaints[-1]}"]
+    assert (said.code, said.document["nodes"][0]["live"]) == (4, "answers")
+
+
+def test_status_waits_for_the_queue_no_longer_than_for_the_login_node(
+    queue: Queue, call: Call, tmp_path: Path
+) -> None:
+    """Commands of Slurm try for minutes."""
+    assert attach(queue, call, tmp_path)[0] == 0
+    write_program(queue.folder / "bin" / "timeout", '[ "$1" -lt 30 ] && exit 124')
+    said = call("status", "lab", "--live")
+    assert (said.code, "does not answer: no answer in 20 s" in said.out) == (4, True)
 
 
 def test_a_job_that_the_queue_could_not_take_is_not_blamed_on_its_options(
