@@ -17,9 +17,11 @@ VERSION = 1
 MARK = b"@@clusterctl "
 PATIENCE = 3600
 """Seconds for which a connection may be silent: a machine that has lost its power ends none."""
-EARLIER = "earlier.json"
-"""Of a script of the user's own: files where output goes that lay there before the job, by path:
-size, time and number of the file, and whether the job appends to it."""
+OWN = "own.json"
+"""What is handed in of a script of the user's own, and in which folder: OwnScript."""
+EARLIER, OTHERS = "earlier.json", ""
+"""Of such a script: files where output goes that lay there before the job, by path:
+size, time and number of the file, and whether the job appends to it; of OTHERS the last alone."""
 
 T = TypeVar("T")
 
@@ -183,11 +185,12 @@ class JobPlan(NamedTuple):
 
 class OwnScript(NamedTuple):
     """A batch script of the user's own: the options, the script and its arguments, as they go to
-    the queue's command in that folder; "": the job's own copy of the tree."""
+    the command of that batch system in that folder; "": the job's own copy of the tree."""
 
     words: Sequence[str]
     folder: str
     variables: Dict[str, str]
+    system: str = ""
 
 
 class MpirunCall(NamedTuple):

@@ -3,6 +3,7 @@ everybody who asks within AGE seconds. And how a job is handed in there.
 """
 
 import fcntl
+import json
 import os
 import pwd
 import re
@@ -80,10 +81,12 @@ class SlurmQueue:
 
     def list_question(self) -> List[str]:
         user = pwd.getpwuid(os.getuid()).pw_name
-        return ["squeue", "-h", "-u", user, "-o", "%i|%T|%r"]
+        return ["squeue", "-h", "-u", user, "-o", "%i|%T|%r|%S"]
 
     def parse_queue(self, text: str) -> Optional[str]:
-        return text
+        """With the time of the start, which is another one in each attempt: of a job that waits it
+        is guessed."""
+        return re.sub(r"(?m)^([^|]*\|PENDING\|[^|\n]*)\|.*", r"\1", text)
 
     def find_end(self, native: str, folder: str) -> Optional[str]:
         """`STATE|CODE:SIGNAL|REASON` of a job that has left the queue. "": it has not; None: no
@@ -124,14 +127,14 @@ class SlurmQueue:
 
     def choose_options(self, options: str, copied: bool, fresh: bool) -> List[str]:
         """Further ones for a script of the user's own; `copied`: it starts in a copy of its tree;
-        `fresh`: its output goes to files that are not there yet. Those Slurm would empty when it
-        starts the job a second time, and what nobody has read by then would be lost."""
+        `fresh`: no other job writes to its output files. Those Slurm would empty when it starts
+        the job a second time, and what nobody has read by then would be lost."""
         chosen = "--open-mode" in options or "SBATCH_OPEN_MODE" in os.environ
         return ["--open-mode=append"] if fresh and not chosen else []
 
     def explain(self, native: str, row: str, folder: str) -> str:
         """What the queue has said of a job, with what else is to be known of it."""
-        return row
+        return "|".join(row.split("|")[:2])
 
     def find_point(self, todo: Sequence[str]) -> Tuple[str, Dict[str, str]]:
         """The number of the point that this task of an array runs, and what else that is told."""
@@ -331,6 +334,20 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
                     processes.remove(os.path.join(folder, "env"))  # nobody else is left to do so
 
 
+def show_late_outputs(folder: str) -> None:
+    """Of a script of the user's own. Where a file has changed that other jobs may write to, while
+    the job waits as far as is known, the queue is asked."""
+    changed = json.dumps(scripts.show_late_outputs(folder))
+    place = os.path.join(folder, "changed")
+    if changed != "[]" and changed != processes.read_text(place):
+        age = _find_age(place)
+        own = messages.load(messages.OwnScript, os.path.join(folder, messages.OWN))
+        if own.system and (age is None or age >= AGE):
+            processes.write(place, changed)
+            native = processes.read_text(os.path.join(folder, "native")).partition(";")[0]
+            scripts.learn(folder, SYSTEMS[own.system].describe(native, ""))
+
+
 def _read_lines(folder: str) -> List[str]:
     return processes.read_text(os.path.join(folder, "state")).splitlines()
 
@@ -419,18 +436,18 @@ def hand_in(job: str, system: str, name: str, patience: float = HAND_IN) -> Iter
     supervise.State(job).note(("queued", None))
     own = messages.OwnScript(["job.sh"], "", {})
     if scripts.is_own("."):
-        own = messages.load(messages.OwnScript, scripts.OWN)
-    words, where, variables = own
+        own = messages.load(messages.OwnScript, messages.OWN)
+    words, where, variables, _ = own
     if where:
         in_place = not where.startswith(job)
         variables = scripts.choose_environment(job, own, in_place)
         lines = scripts.read_directives(where, words)
         if not in_place:
             scripts.make_output_folders(where, words, lines)
-        scripts.note_earlier(job, where, words, lines, batch.appends)
-        fresh = not os.path.exists(messages.EARLIER)
+        fresh = not scripts.list_shared_outputs(where, words, lines)
         options = " ".join([*words, *lines])
         words = [*batch.choose_options(options, not in_place, fresh), *words]
+        scripts.note_earlier(job, where, words, lines, batch.appends)
     until = time.monotonic() + patience
     while True:
         left = max(1.0, until - time.monotonic())

@@ -4,6 +4,7 @@ write is found where the queue puts it.
 """
 
 import contextlib
+import fcntl
 import glob
 import itertools
 import json
@@ -13,12 +14,11 @@ import re
 import shlex
 import subprocess
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
+import zlib
+from typing import IO, Any, Callable, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from . import messages, processes
 
-OWN = "own.json"
-"""What is handed in, and in which folder: messages.OwnScript."""
 PARTS = "parts.json"
 ROW = "parts.row"
 _OUTPUT = re.compile("\0(?:-[oe]|--output|--error)[\0=]*([^\0]+)")
@@ -28,6 +28,8 @@ ACCOUNTING = 60.0
 """Seconds that a queue may take to account for a job that has left it."""
 
 
+TAIL = 4096
+"""Bytes by which a file is known that only grows."""
 LOGIN = 15.0
 """Seconds that a login shell may take to read its files."""
 NOT_OF_LOGIN = ("", "_", "OLDPWD", "PWD", "SBATCH_WAIT", "SHLVL")
@@ -50,7 +52,7 @@ class Part(NamedTuple):
 
 
 def is_own(folder: str) -> bool:
-    return os.path.exists(os.path.join(folder, OWN))
+    return os.path.exists(os.path.join(folder, messages.OWN))
 
 
 def read_directives(folder: str, words: Sequence[str]) -> List[str]:
@@ -84,22 +86,29 @@ def make_output_folders(folder: str, words: Sequence[str], lines: Sequence[str])
             os.makedirs(place, exist_ok=True)
 
 
+def list_shared_outputs(where: str, words: Sequence[str], lines: Sequence[str]) -> List[str]:
+    """Names of output files that other jobs may have, too: without the job's number in them."""
+    found = _OUTPUT.findall(_join_ahead(where, words, lines))
+    return [path for path in found if not re.search(r"%[0-9]*[jJA]|\$JOB_ID", path)]
+
+
 def note_earlier(folder: str, where: str, words: Sequence[str], lines: Sequence[str],
                  appends: Callable[[str], bool]) -> None:  # fmt: skip
-    """Before a script is handed in: which files lie where its output will go. Those with the job's
-    number in their names are new. `appends`: whether output is added to them, by the options."""
-    found, options = {}, _join_ahead(where, words, lines)
-    for path in _OUTPUT.findall(options):
-        if re.search(r"%[0-9]*[jJA]|\$JOB_ID", path):
-            continue
+    """Before a script is handed in: which files lie where its output will go. `appends`: whether
+    output is added to them, by the options."""
+    shared, more = (
+        list_shared_outputs(where, words, lines),
+        appends(_join_ahead(where, words, lines)),
+    )
+    if more and not shared:
+        return
+    rows: Dict[str, List[Any]] = {messages.OTHERS: [more]}
+    for path in shared:
         path = path.rpartition(":")[2].replace("$HOME", os.path.expanduser("~"))
         pattern = re.sub(r"%[0-9]*[A-Za-z]|\$\w+", "*", glob.escape(os.path.join(where, path)))
         for place in filter(os.path.isfile, glob.glob(pattern)):
-            found[os.path.realpath(place)] = _identify(place)
-    if found:
-        more = appends(options)
-        rows = {path: [*row, more] for path, row in found.items()}
-        processes.write(os.path.join(folder, messages.EARLIER), json.dumps(rows))
+            rows[os.path.realpath(place)] = [*_identify(place), more]
+    processes.write(os.path.join(folder, messages.EARLIER), json.dumps(rows))
 
 
 def _identify(path: str) -> List[int]:
@@ -189,25 +198,40 @@ def learn(folder: str, parts: Sequence[Part], row: str = "") -> None:
     _show_outputs(folder, ordered)
     if any(part.state == RUNNING or part.node for part in ordered):
         _note_start(folder, ordered)
+    elif len(ordered) > 1 and not before:
+        _note(folder, ("placed", None, f"(queue):{len(ordered)},"))
 
 
-def show_late_outputs(folder: str) -> None:
-    """Of files that lay there before the job: those that have become its own."""
-    _show_outputs(folder, _sort(_load(folder)))
+def show_late_outputs(folder: str) -> List[List[int]]:
+    """Of files that other jobs may have written to: those that have become this one's. Returns how
+    those are that have changed before the start of the job is known."""
+    if not os.path.exists(os.path.join(folder, messages.EARLIER)):
+        return []
+    return _show_outputs(folder, _sort(_load(folder)))
 
 
-def _show_outputs(folder: str, ordered: Sequence[Part]) -> None:
+def _show_outputs(folder: str, ordered: Sequence[Part]) -> List[List[int]]:
     earlier = json.loads(processes.read_text(os.path.join(folder, messages.EARLIER)) or "{}")
+    others = earlier.get(messages.OTHERS, [])
     shown: Set[str] = set()  # tasks may share a file
+    changed = []
     for number, part in enumerate(ordered):
         for kind, path in (("out", part.out), ("err", part.err)):
             if "$HOSTNAME" in path:  # of a task of Grid Engine: only its file knows it
-                found = glob.glob(glob.escape(path).replace("$HOSTNAME", "*"))
-                path = found[0] if len(found) == 1 else ""
+                paths = glob.glob(glob.escape(path).replace("$HOSTNAME", "*"))
+                path = max(paths, key=os.path.getmtime, default="")
             if path and path != "/dev/null" and path not in shown:
                 place = os.path.join(folder, "out", f"rank-{number}.{kind}")
-                _link(place, path, earlier.get(os.path.realpath(path), []))
+                row = earlier.get(os.path.realpath(path), others)
+                if row and part.state == WAITING and not os.path.lexists(place):
+                    found = _identify(path)
+                    changed += [found] if found and found != row[:-1] else []
+                else:
+                    _link(place, path, row)
+                    if row and not row[-1]:
+                        _note_emptied(place, part.began)
             shown.add(path)
+    return changed
 
 
 def note_end(folder: str) -> bool:
@@ -218,15 +242,19 @@ def note_end(folder: str) -> bool:
         return False
     if any(part.word not in (ALL_WELL, "FAILED") or part.code < 0 for part in parts):
         return False
-    from .supervise import State
-
     cause = processes.read_text(os.path.join(folder, "stop"))
     lines: List[Tuple[Any, ...]] = [("stop", None, cause)] if cause else []
     lines += [("exit", part.ended or None, at, part.code, 1) for at, part in enumerate(parts)]
     end = max(part.ended for part in parts) or None
     worst = next((part.code for part in parts if part.code), 0)
-    State(folder).note(*lines, ("launcher", end, worst), ("ended", end))
+    _note(folder, *lines, ("launcher", end, worst), ("ended", end))
     return True
+
+
+def _note(folder: str, *lines: Tuple[Any, ...]) -> None:
+    from .supervise import State
+
+    State(folder).note(*lines)
 
 
 def _load(folder: str) -> Dict[str, Part]:
@@ -240,29 +268,62 @@ def _sort(parts: Dict[str, Part]) -> List[Part]:
     return sorted(parts.values(), key=lambda part: (len(part.id), part.id))
 
 
-def _link(place: str, path: str, earlier: Sequence[int]) -> None:
+def _link(place: str, path: str, earlier: Sequence[Any]) -> None:
     """Its output, where that of a rank would be. A file that lay there before (`earlier`: its row
     of messages.EARLIER) is this job's once it has changed, less what it had where it appends."""
-    if not os.path.lexists(place):
-        if earlier:
-            *known, appends = earlier
-            found = _identify(path)
-            if not found or found == known:
-                return
-            if appends and found[2] == known[2] and found[0] >= known[0]:
-                processes.write(place + ".cut", f"0 {known[0]}\n")
-        with contextlib.suppress(FileExistsError):
-            os.symlink(path, place)
+    if os.path.lexists(place):
+        if os.readlink(place) == path:
+            return
+        _note_emptied(place, 0.0, moved=True)  # the job was put back, and runs on another node
+        os.unlink(place)
+    elif earlier:
+        *known, appends = earlier
+        found = _identify(path)
+        if not found or found == known:
+            return
+        if appends and known and found[2] == known[2] and found[0] >= known[0]:
+            processes.write(place + ".cut", f"0 {known[0]}\n")
+    with contextlib.suppress(FileExistsError):
+        os.symlink(path, place)
+
+
+def _note_emptied(place: str, began: float, moved: bool = False) -> None:
+    """Slurm empties the file when it starts the job again, at `began`: what followers have seen of
+    it lies before what is there now, as the third number of FILE.cut says. `moved`: the next
+    attempt has another file."""
+    if os.path.exists(place):
+        with open(place, "rb") as file, open(place + ".seen", "a+") as note:
+            fcntl.flock(note, fcntl.LOCK_EX)
+            note.seek(0)
+            seen = json.loads(note.read() or "[0, 0, 0, 0]")
+            size, tail, since, written = seen
+            status = os.fstat(file.fileno())
+            again = since < began and written < began - 1  # nothing was seen of this attempt yet
+            gone = status.st_size < size or (size and (again or _sum_up(file, size) != tail))
+            if moved or gone:
+                before = int((processes.read_text(place + ".cut").split()[2:] or ["0"])[0])
+                before += status.st_size if moved else size
+                processes.write(place + ".cut", f"0 {before} {before}\n")
+            end = 0 if moved else status.st_size
+            new = [end, _sum_up(file, end), began, status.st_mtime]
+            if new != seen:
+                note.truncate(0)
+                note.write(json.dumps(new))
+
+
+def _sum_up(file: IO[bytes], size: int) -> int:
+    """The last bytes of so many."""
+    start = max(0, size - TAIL)
+    file.seek(start)
+    return zlib.crc32(file.read(size - start))
 
 
 def _note_start(folder: str, parts: Sequence[Part]) -> None:
-    from .supervise import State
-
     began = min([part.began for part in parts if part.began], default=None)
     nodes = itertools.groupby(part.node or "(queue)" for part in parts)
     placed = "".join(f"{node}:{len(list(ranks))}," for node, ranks in nodes)
     said = (("running", began, 1), ("placed", began, placed), ("started", began, len(parts)))
-    State(folder).note(*said)
+    _note(folder, *said)
 
 
 def find_task(text: str) -> List[str]:

@@ -38,8 +38,9 @@ _ENDED = re.compile(rb"^(?:ended|dead) ", re.MULTILINE)
 
 def list_files(job: str) -> List[Tuple[str, int]]:
     """The files that are followed, with their sizes."""
-    if os.path.exists(os.path.join(job, messages.EARLIER)):
-        from .scripts import show_late_outputs  # seldom needed
+    own = os.path.exists(os.path.join(job, messages.OWN))
+    if own:
+        from .queues import show_late_outputs  # seldom needed
 
         show_late_outputs(job)
     try:
@@ -47,6 +48,8 @@ def list_files(job: str) -> List[Tuple[str, int]]:
     except OSError:
         names = []
     found = [(name, _measure(job, name)) for name in ["state"] + ["out/" + name for name in names]]
+    if own:
+        found = [(name, size + _read_cut(job, name)[2]) for name, size in found]
     return [(name, size) for name, size in found if size > 0]
 
 
@@ -64,7 +67,7 @@ def find_news(job: str, known: Dict[str, int]) -> List[FileHeader]:
     for name, size in list_files(job):
         start, end = known.get(name, 0), size
         if start < end:
-            gap, gap_end = _read_cut(os.path.join(job, name))
+            gap, gap_end, _ = _read_cut(job, name)
             if start < gap:
                 end = gap
             else:
@@ -74,16 +77,17 @@ def find_news(job: str, known: Dict[str, int]) -> List[FileHeader]:
     return pieces
 
 
-def _read_cut(path: str) -> Sequence[int]:
-    """From where to where nothing is kept of a file."""
-    return [int(word) for word in processes.read(path + ".cut").split()] or (0, 0)
+def _read_cut(job: str, name: str) -> Sequence[int]:
+    """From where to where nothing is kept of a file, and how many bytes lay before those in it."""
+    words = processes.read(os.path.join(job, name + ".cut")).split()
+    return [*map(int, words), 0, 0, 0][:3]
 
 
 def read_piece(job: str, piece: FileHeader, most: int) -> bytes:
     """At most so many bytes of it; none where the file is gone."""
     try:
         with open(os.path.join(job, piece.name), "rb") as file:
-            file.seek(piece.start)
+            file.seek(piece.start - _read_cut(job, piece.name)[2])
             return file.read(min(most, piece.length))
     except OSError:
         return b""

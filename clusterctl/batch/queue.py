@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from clusterctl import __version__
 from clusterctl.agent import messages
 from clusterctl.agent.queues import HAND_IN, QUEUE_AGE
-from clusterctl.agent.scripts import OWN
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.system import BatchSystem, Preview
 from clusterctl.core import assets
@@ -327,8 +326,9 @@ class QueueSystem(BatchSystem):
         folder = f"{cluster.launcher.root}/jobs/{job.id}"
         if job.spec.program.kind is ProgramKind.BATCH:
             where = job.spec.in_place or f"{folder}/work/{job.spec.program.folder}"
-            own = messages.OwnScript(self._list_words(job.spec), where, dict(job.spec.env))
-            return {OWN: direct.render_plan(own)}
+            words, env = self._list_words(job.spec), dict(job.spec.env)
+            own = messages.OwnScript(words, where, env, self.system)
+            return {messages.OWN: direct.render_plan(own)}
         common: dict[str, Any] = {
             "batch": self,
             "system": self.system,

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from msgspec import Struct
 
 from clusterctl.cli.console import BAD, GOOD, Console, can_redraw, escape, make_plain, pick
-from clusterctl.core.job import UNPLACED, Job, JobState, describe_exit, format_duration
+from clusterctl.core.job import (
+    UNPLACED,
+    Job,
+    JobState,
+    ProgramKind,
+    describe_exit,
+    format_duration,
+)
 from clusterctl.core.text import count
 from clusterctl.core.variables import redact, redact_arguments
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
@@ -276,7 +283,8 @@ def announce(console: Console, job: Job, detach: bool) -> None:
     )
     places = f" ({where})" if where else ""
     native = f" ({job.scheduler} {job.native_id})" if job.native_id else ""
-    size = "1 process" if job.spec.once else count(job.ranks, "rank")
+    unit = "task" if job.spec.program.kind is ProgramKind.BATCH else "rank"
+    size = "1 process" if job.spec.once else count(job.ranks, unit)
     if job.spec.is_sweep:
         size = f"{count(len(job.processes), 'point')}, {job.ranks} at a time"
     console.report(f"job {job.id}: {size}{places}, {job.state.value}{native}")

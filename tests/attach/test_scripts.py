@@ -56,18 +56,35 @@ def test_parts_of_an_array(cli: Cli, site: Site) -> None:
     lines = {"slurm": ["--array=1-3"], "sge": ["-cwd", "-t 1-3"]}
     write(cli, site, "job.sh", lines, f"echo task ${task}; [ ${task} != 2 ]")
     done = cli("run", "job.sh", code=1)
+    assert f"job {done.job}: 3 tasks" in done.err
     assert cli("cancel", str(done.job)).out == f"job {done.job} had already ended: failed\n"
     assert [done.of(rank) for rank in range(3)] == [[f"task {n}"] for n in (1, 2, 3)]
+
+
+def test_a_script_is_cancelled_outside_clusterctl(cli: Cli, site: Site) -> None:
+    write(
+        cli, site, "job.sh", {"slurm": ["-N1"], "sge": ["-cwd", "-j y"]}, "echo started; sleep 300"
+    )
+    running = cli.start("run", "job.sh")
+    running.until("started")
+    [job] = cli.json("jobs")["jobs"][-1:]
+    end = {"slurm": "scancel", "sge": "qdel"}[site.system]
+    site.login.run(end, job["native_id"])
+    done = running.wait()
+    assert (done.code, f"job {job['id']} was cancelled: " in done.err) == (130, True), done
+    assert end in cli.json("jobs", str(job["id"]))["jobs"][0]["reason"]
 
 
 @ON_SLURM
 @pytest.mark.timeout(400)
 @pytest.mark.all
-def test_a_requeued_script_keeps_what_it_has_printed(cli: Cli, site: Site) -> None:
-    """Slurm would empty its file, and a second attempt that prints less would not be seen."""
+@pytest.mark.parametrize("output", ["--nodes=1", "--output=log.txt"])
+def test_a_requeued_script_keeps_what_it_has_printed(cli: Cli, site: Site, output: str) -> None:
+    """Slurm would empty its file, and empties one that other jobs write to, as well."""
+    (cli.folder / "log.txt").write_text("of an earlier job: 0\n" * 3)
     again = "$SLURM_RESTART_COUNT"
     body = f"for n in 1 2 3; do echo {again}: $n; done; [ {again} ] || sleep 300"
-    write(cli, site, "job.sh", {"slurm": ["--nodes=1"]}, body)
+    write(cli, site, "job.sh", {"slurm": [output]}, body)
     number = str(cli("run", "--detach", "job.sh").job)
     wait_for(lambda: ": 3" in cli("logs", number).out, 60, "its output")
     site.login.run("scontrol", "requeue", cli.json("jobs", number)["jobs"][0]["native_id"])

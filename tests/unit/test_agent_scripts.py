@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import queues, scripts, watch
+from clusterctl.agent import messages, queues, scripts, watch
 from clusterctl.agent.scripts import ENDED, RUNNING, WAITING, Part
 from clusterctl.batch import verdict
 from tests.conftest import Need
@@ -224,6 +224,43 @@ def test_a_file_of_several_tasks_is_shown_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank-0.out"]
 
 
+class Output:
+    """Of a script for Slurm whose output goes to x.out, as a follower gets it."""
+
+    def __init__(self, tmp_path: Path, system: str = "slurm", option: str = "-o=x.out") -> None:
+        self.job, self.path = tmp_path / "job", tmp_path / "x.out"
+        (self.job / "out").mkdir(parents=True)
+        own = messages.OwnScript([], "", {}, system)
+        (self.job / "own.json").write_text(messages.dump(own))
+        (tmp_path / "job.sh").touch()
+        self.words, self.appends = [option, "job.sh"], queues.SYSTEMS[system].appends
+        self.known: dict[str, int] = {}
+
+    def hand_in(self) -> None:
+        where = str(self.path.parent)
+        scripts.note_earlier(str(self.job), where, self.words, [" -o x.out"], self.appends)
+        self.learn(WAITING)
+
+    def learn(self, state: str, began: float = 0.0) -> None:
+        path = str(self.path)
+        scripts.learn(str(self.job), [Part("0", state, "c1" if began else "", path, path, began)])
+
+    def write(self, text: str, at: float = 0.0, mode: str = "w") -> None:
+        with self.path.open(mode) as file:
+            file.write(text)
+        if at:
+            os.utime(self.path, (at, at))
+
+    def look(self) -> str:
+        """What is new."""
+        found = ""
+        for piece in watch.find_news(str(self.job), self.known):
+            data = watch.read_piece(str(self.job), piece, 1 << 20)
+            self.known[piece.name] = piece.start + len(data)
+            found += data.decode() if piece.name != "state" else ""
+        return found
+
+
 @pytest.mark.parametrize("system", ["slurm", "sge"])
 @pytest.mark.parametrize("option", ["-o=x.out", "--open-mode=append"])
 def test_what_lay_in_the_output_file_is_of_an_earlier_job(
@@ -231,24 +268,99 @@ def test_what_lay_in_the_output_file_is_of_an_earlier_job(
 ) -> None:
     """Slurm makes the file anew when the job starts, and Grid Engine adds to it: until then there
     is nothing to show, also of a job whose output is the same."""
-    job, path = tmp_path / "job", tmp_path / "x.out"
-    (job / "out").mkdir(parents=True)
-    (tmp_path / "job.sh").touch()
-    path.write_text("old\nold\n")
-    os.utime(path, (1, 1))
+    output = Output(tmp_path, system, option)
+    output.write("old\nold\n", at=1)
+    output.hand_in()
+    output.learn(RUNNING, 10.0)
+    assert output.look() == ""
     adds = system == "sge" or "append" in option
-    words, appends = [option, "job.sh"], queues.SYSTEMS[system].appends
-    scripts.note_earlier(str(job), str(tmp_path), words, [" -o x.out"], appends)
-    part = Part("0", WAITING, "", str(path), str(path))
-    scripts.learn(str(job), [part])
-    scripts.learn(str(job), [Part("0", RUNNING, "c1", str(path), str(path), 10.0)])
-    assert list((job / "out").iterdir()) == []
-    with path.open("a" if adds else "w") as file:
-        file.write("old\nold\n")
-    news = [piece for piece in watch.find_news(str(job), {}) if piece.name != "state"]
-    assert [(piece.name, piece.start, piece.length) for piece in news] == [
-        ("out/rank-0.out", 8 if adds else 0, 8)
-    ]
+    output.write("old\nnew\n", mode="a" if adds else "w")
+    assert output.look() == "old\nnew\n"
+
+
+def test_what_another_job_writes_there_before_the_start_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs may be handed in one after the other, before there is such a file. The queue is
+    asked when that changes, so that nothing is lost of a job that is put back at once."""
+    monkeypatch.setattr(queues, "AGE", 0)
+    write_program(tmp_path / "scontrol", f"echo >>{tmp_path}/asked; cat {tmp_path}/said")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    said = "JobId=7 JobState={} StartTime=2026-01-02T03:04:05 StdOut={} BatchHost={} ExitCode=0:0"
+    output = Output(tmp_path)
+    output.hand_in()
+    (tmp_path / "asked").unlink(missing_ok=True)
+    (tmp_path / "said").write_text(said.format("PENDING", output.path, ""))
+    output.write("of another\n")
+    assert [output.look(), output.look()] == ["", ""]
+    (tmp_path / "said").write_text(said.format("RUNNING", output.path, "c1"))
+    output.write("mine\n")
+    assert output.look() + output.look() == "mine\n"
+    assert (tmp_path / "asked").read_text() == "\n" * 2
+
+
+@rows("first, second, looks", "agent_scripts.slurm_empties_the_file_when_it_starts_a_job_again")
+@pytest.mark.parametrize("told", ["before", "after"])
+def test_slurm_empties_the_file_when_it_starts_a_job_again(
+    first: str, second: str, looks: bool, told: str, tmp_path: Path
+) -> None:
+    """Each attempt's lines are shown once, whether the queue says first that it has begun, or its
+    output comes first. A follower that has read nothing since does not take it for the same."""
+    output = Output(tmp_path)
+    output.write("old\nold\n", at=1)
+    output.hand_in()
+    output.write(first, at=20)
+    output.learn(RUNNING, 10.0)
+    assert output.look() == first
+    output.learn(WAITING)
+    assert output.look() == ""
+    if looks:  # at the moment when it is empty
+        output.write("", at=130)
+        assert output.look() == ""
+    if told == "before":
+        output.learn(RUNNING, 130.0)
+    output.write(second, at=131)
+    assert output.look() == second
+    output.write("end\n", at=132, mode="a")
+    output.learn(RUNNING, 130.0)
+    assert output.look() == "end\n"
+    output.learn(ENDED, 130.0)
+    assert output.look() == ""
+    again, output.known = output.known, {}
+    assert output.look() == second + "end\n"  # to a follower that comes late
+    assert output.known == again
+
+
+def test_what_was_not_read_when_slurm_emptied_the_file_is_known_to_be_left_out(
+    tmp_path: Path,
+) -> None:
+    output = Output(tmp_path)
+    output.hand_in()
+    output.write("one\n", at=20)
+    output.learn(RUNNING, 10.0)
+    assert output.look() == "one\n"
+    output.write("two\n", at=21, mode="a")
+    watch.list_files(str(output.job))  # another follower has seen it
+    output.write("1\n", at=140)
+    [piece] = watch.find_news(str(output.job), output.known)
+    assert (piece.start, piece.length, piece.size) == (8, 2, 10)
+
+
+def test_the_next_attempt_may_write_to_a_file_of_another_name(tmp_path: Path) -> None:
+    """As with %N or $HOSTNAME in it, on another node."""
+    output = Output(tmp_path, option="--open-mode=append")
+    output.words.append("--output=x-%j-%N.out")
+    output.path = tmp_path / "x-7-c1.out"
+    output.write("first\n")
+    output.learn(RUNNING, 10.0)
+    assert output.look() == "first\n"
+    output.path = tmp_path / "x-7-c2.out"
+    output.write("second\n")
+    output.learn(RUNNING, 130.0)
+    assert output.look() == "second\n"
+    output.write("more\n", mode="a")
+    output.learn(RUNNING, 130.0)
+    assert output.look() == "more\n"
 
 
 @rows("words, waiting, running", "agent_scripts.words_in_the_name_of_an_output_file")
@@ -270,5 +382,8 @@ def test_only_the_file_knows_the_host_of_a_task_of_grid_engine(tmp_path: Path) -
     assert not list((tmp_path / "out").iterdir())
     file = tmp_path / "c2-ann-job.sh-7"
     file.touch()
+    earlier = tmp_path / "c1-ann-job.sh-7"  # of an attempt before
+    earlier.touch()
+    os.utime(earlier, (1, 1))
     scripts.learn(str(tmp_path), [Part("1", ENDED, "c2", "", "", 1.0, 2.0, "COMPLETED", 0)])
     assert (tmp_path / "out" / "rank-0.out").readlink() == file

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from clusterctl.agent import queues, scripts
+from clusterctl.agent import messages, queues, scripts
 from clusterctl.batch import queue
 from clusterctl.batch.system import load_system
 from clusterctl.core.job import Job, JobState
@@ -203,7 +203,7 @@ def test_the_parts_of_a_script_are_asked_for_when_its_row_has_changed(login: Pat
     """Of a thousand jobs that wait, none is asked for one by one."""
     fake, folder = login.parent / "fake", login / "jobs" / "1"
     put(fake, scontrol=f'#!/bin/sh\necho "$4" >>"$FAKE/parts"\n{SCONTROL[10:]}')
-    (folder / scripts.OWN).write_text("{}")
+    (folder / messages.OWN).write_text("{}")
     (folder / scripts.PARTS).write_text("{}")
     row = "JobId=10 JobState={} StdOut=/dev/null StartTime=Unknown ExitCode=0:0 BatchHost=c1\n"
     (fake / "known").write_text(row.format("RUNNING"))
