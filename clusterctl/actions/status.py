@@ -46,8 +46,8 @@ class ClusterStatus(Struct, frozen=True):
     age: float
     dollars_per_hour: float
     dollars: float
-    queues: str = ""
-    """What a batch system that was asked says of them."""
+    queues: str | None = ""
+    """What a batch system that was asked says of them; None: nothing."""
     unknown_prices: tuple[str, ...] = ()
     """Items that the two sums leave out."""
     asked: bool = False
@@ -151,7 +151,7 @@ def _render_live_question(node: Node) -> str:
 
 def _ask(
     store: Store, cluster: Cluster, clock: Callable[[], float]
-) -> tuple[list[NodeStatus], str, list[str]]:
+) -> tuple[list[NodeStatus], str | None, list[str]]:
     """What the machines say, the queues of a batch system, and what is wrong."""
     from clusterctl.actions.common import open_pool
     from clusterctl.actions.lifetime import advise_allow, explain_lockout

@@ -60,7 +60,7 @@ def status(given: Status, console: Console) -> None:
         lines.append(f"job {job.id}: {quote_command(job)}, {job.state.value}")
     console.result("\n".join(lines))
     console.document(**_document_status(found, live))
-    if live and what.system != "direct" and not found.queues:
+    if found.queues is None:
         raise typer.Exit(4)
 
 

@@ -148,9 +148,9 @@ class BatchSite(Provider):
         """Runs `words` on a compute node, if one is free within so many seconds."""
         raise NotImplementedError
 
-    def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], str, list[str]]:
-        """Whether the login node answers, what the batch system says of its queues, and that it
-        does not answer."""
+    def look(self, cluster: Cluster, folder: Path) -> tuple[dict[str, str], str | None, list[str]]:
+        """Whether the login node answers, what the batch system says of its queues (None: nothing),
+        and that it does not answer."""
         from clusterctl.transport.pool import Pool
 
         login = cluster.launcher
@@ -159,10 +159,10 @@ class BatchSite(Provider):
                 self.status_question, timeout=STATUS_TIMEOUT
             )
         if result.exit_code is None:
-            return {login.name: f"no answer: {result.why}"}, "", []
+            return {login.name: f"no answer: {result.why}"}, None, []
         if result.ok:
             return {login.name: "answers"}, result.text.rstrip(), []
-        return {login.name: "answers"}, "", [f"{self.title} does not answer: {result.why}"]
+        return {login.name: "answers"}, None, [f"{self.title} does not answer: {result.why}"]
 
     def describe(self, cluster: Cluster, folder: Path) -> dict[str, str]:
         return self.look(cluster, folder)[0]
