@@ -261,10 +261,16 @@ def describe_hang(job: Job, hang: Hang) -> str:
     return f"attempt {hang.attempt} {where}{more}"
 
 
+_KNOWN_ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.TIMEOUT)
+
+
 def cancel(store: Store, number: int, where: str | None, report: Reporter) -> Job:
     """Ends the job; on one that has ended, makes sure that nothing of it is left."""
     job = find_job(store, number, where)
-    if job.state.ended and find_cluster(store, job) is None:
+    there = find_cluster(store, job)
+    # A queue that has said how a job ended has nothing left of it, and may be silent by now.
+    over = there and not load_system(there.system).places_ranks and job.state in _KNOWN_ENDS
+    if over or (job.state.ended and there is None):
         return job
     cluster = require_cluster(store, job)
     with open_pool(store, cluster) as pool:

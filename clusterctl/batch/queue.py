@@ -25,7 +25,7 @@ from clusterctl import __version__
 from clusterctl.agent import messages
 from clusterctl.agent.queues import HAND_IN, QUEUE_AGE
 from clusterctl.batch import direct, verdict
-from clusterctl.batch.system import BatchSystem, Preview
+from clusterctl.batch.system import SILENT, BatchSystem, Preview
 from clusterctl.core import assets
 from clusterctl.core.catalog import FAST
 from clusterctl.core.job import (
@@ -537,9 +537,9 @@ class QueueSystem(BatchSystem):
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
         """Leaves word for the script, which ends its ranks with grace and counts what is left of
         them; a job whose script does not run is taken from the queue at once."""
-        script = self._end()
         if job.spec.program.kind is ProgramKind.BATCH:
-            return ("/bin/sh", "-c", f"echo cancelled >stop; {script}")
+            return ("/bin/sh", "-c", f"echo cancelled >stop; {self._end('rm -f stop')}")
+        script = self._end()
         if not job.spec.is_sweep:  # its tasks give their programs time; those that wait never begin
             waits = "'' | queued* | stop*stopped | ended*"
             script = f"case $(tail -n 1 state 2>/dev/null) in {waits}) {script} ;; esac"
@@ -551,15 +551,23 @@ class QueueSystem(BatchSystem):
     def end_argv(self, job: Job) -> tuple[str, ...]:
         return ("/bin/sh", "-c", self._end())
 
-    def _end(self) -> str:
-        """Takes the job from the queue. What that said before is void."""
+    def _end(self, undo: str = ":") -> str:
+        """Takes the job from the queue. What that said before is void. `undo`: where the queue has
+        certainly not been told."""
+        why = '"the queue does not answer: $(printf %s "$said" | tail -n 1)"'
+        silences = shlex.quote("|".join(filter(None, (self.down, self.unconfigured))))
         return (
             f"{write_unset(self.emits)}; rm -f ../../queue;"
-            " n=$(cat native 2>/dev/null); n=${n%%;*};"
-            f' [ -z "$n" ] || {self.end} "$n" 2>&1; :'
+            ' n=$(cat native 2>/dev/null); n=${n%%;*}; [ -n "$n" ] || exit 0;'
+            f' said=$(timeout {END_LIMIT} {self.end} "$n" 2>&1); case $? in 0) exit 0 ;;'
+            f" 124) said='no answer in {END_LIMIT} s' ;;"
+            f' *) printf %s "$said" | grep -Eq {silences} || exit 0; {undo} ;; esac;'
+            f" echo {why} >&2; exit {SILENT}"
         )
 
 
+END_LIMIT = 20
+"""Seconds that a queue has to end a job: less than a question about it may take."""
 SAYS_LITTLE = ("COMPLETED", "FAILED", "UNKNOWN")
 """What a batch system may say of a job, or of a task, whose own notes say more."""
 _TIME_IS_UP = "enforced h_rt"

@@ -48,6 +48,10 @@ EARLIER: Mapping[str, str] = {
 takes to end them, and to fetch what they have made."""
 
 
+SILENT = 75
+"""The exit code of what ends a job, where the queue does not answer."""
+
+
 def ask_agent(verb: str, *args: str) -> str:
     """The sh that asks the agent about the job in whose folder it runs."""
     asked = f"exec /bin/sh ./agent.sh {shlex.join((verb, *args))}"
@@ -175,7 +179,8 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def cancel_argv(self, job: Job) -> tuple[str, ...]:
-        """Tells the job's own script to end everything, and returns at once."""
+        """Tells the job's own script to end everything, and returns at once. Exit code SILENT: the
+        queue could not be told."""
 
     @abstractmethod
     def limit_end(self, spec: JobSpec) -> float:

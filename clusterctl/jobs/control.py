@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from clusterctl.batch import direct, verdict
 from clusterctl.batch.direct import ASK_TIMEOUT
 from clusterctl.batch.system import (
+    SILENT,
     ask_agent,
     list_nodes,
     list_rank_nodes,
@@ -133,9 +134,13 @@ def ask_to_end(job: Job, cluster: Cluster, pool: Pool, deadline: Deadline = NEVE
     if result.exit_code is not None:
         argv = load_system(cluster.system).cancel_argv(job)
         result = _run_on_launcher(job, cluster, pool, argv, deadline)
-    if result.exit_code is None:
+    _require_told(job, result)
+
+
+def _require_told(job: Job, result: NodeResult) -> None:
+    if result.exit_code in (None, SILENT):
         raise NodeUnreachable(
-            f"job {job.id} could not be cancelled: {result.node}: {result.error}",
+            f"job {job.id} could not be cancelled: {result.node}: {result.why}",
             hint=f"it may still be running; `clusterctl cancel {job.id}` tries again",
             transient=True,
         )
@@ -155,7 +160,7 @@ def wait_for_end(
     limit = deadline.limit(system.limit_end(job.spec))
     job = _wait_for_end(job, cluster, pool, limit, report)
     if not job.state.ended and (force := system.end_argv(job)):
-        _run_on_launcher(job, cluster, pool, force, deadline)
+        _require_told(job, _run_on_launcher(job, cluster, pool, force, deadline))
         job = _wait_for_end(job, cluster, pool, deadline.limit(FORCE_TIMEOUT))
     if deadline.passed:
         return job

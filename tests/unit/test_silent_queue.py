@@ -86,6 +86,28 @@ def test_a_job_that_the_queue_could_not_take_is_not_blamed_on_its_options(
     assert "options" not in said.err
 
 
+@pytest.mark.parametrize("program", ["train.py", "job.sh"])
+def test_no_job_counts_as_cancelled_while_the_queue_does_not_answer(
+    program: str, queue: Queue, call: Call, tmp_path: Path
+) -> None:
+    """It may run, and cost. What is left of the attempt does not say either that it was."""
+    assert attach(queue, call, tmp_path)[0] == 0
+    Path("job.sh").write_text("#!/bin/sh\n#SBATCH -n1\n#$ -cwd\n")
+    [work] = (tmp_path / "work").glob("lab-*")
+    assert call("run", "--detach", program).code == 0
+    queue.break_down(*SILENCE[queue.system])
+    said = call("cancel", "1")
+    assert said.code == 4
+    assert (
+        f"could not be cancelled: login: the queue does not answer: {SILENCE[queue.system][-1]}"
+        in (said.err)
+    )
+    assert open_store().read_job(1).state is JobState.QUEUED
+    assert (work / "jobs" / "1" / "stop").exists() == (program == "train.py")
+    assert call("run", "train.py").code == 6
+    assert "had already ended: failed" in call("cancel", "2").out  # the queue is not asked
+
+
 def test_a_job_that_the_queue_refuses_is_blamed_on_its_options(
     queue: Queue, call: Call, tmp_path: Path
 ) -> None:
