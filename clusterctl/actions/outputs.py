@@ -19,6 +19,7 @@ from clusterctl.actions.jobs import (
     refresh_records,
     save_logs,
 )
+from clusterctl.batch.system import load_system
 from clusterctl.core.clock import Deadline
 from clusterctl.core.job import GRACE, Job
 from clusterctl.core.model import Cluster, Consent, Phase, Reporter, Role
@@ -364,6 +365,13 @@ def _cancel(at: Connected, jobs: list[Job], deadline: Deadline) -> tuple[int, ..
             failed[job.id] = describe_reason(error)
     for number, why in failed.items():
         at.report(f"job {number} could not be ended cleanly: {why}")
+    if failed and not load_system(at.here.system).places_ranks:
+        numbers, name = ", ".join(map(str, failed)), at.here.name
+        raise NodeUnreachable(
+            f"job {numbers} may still be running; keeping cluster {name}",
+            hint=f"try again when the queue answers; `clusterctl detach --force {name}` leaves it",
+            transient=True,
+        )
     if late:
         numbers, seconds = list_numbers(late), f"{deadline.seconds:.0f} s"
         at.report(f"job {numbers} did not end within {seconds}: removing the machines anyway")

@@ -104,6 +104,8 @@ def test_no_job_counts_as_cancelled_while_the_queue_does_not_answer(
     )
     assert open_store().read_job(1).state is JobState.QUEUED
     assert (work / "jobs" / "1" / "stop").exists() == (program == "train.py")
+    said = call("detach", "--discard", "lab")
+    assert (said.code, "job 1 may still be running; keeping cluster lab" in said.err) == (4, True)
     assert call("run", "train.py").code == 6
     assert "had already ended: failed" in call("cancel", "2").out  # the queue is not asked
 
