@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from clusterctl.state.store import Store
 from tests.chaos.site import Site
 from tests.e2e.cli import Done, Running, kill_node
 from tests.e2e.test_dead_worker import TRAINS, undisturbed
+from tests.e2e.test_programs import python_without_openmpi
 
 SUMS = """
 import sys, time
@@ -94,7 +96,32 @@ def attack_restart(site: Site) -> None:
     site.expect_end()
 
 
+def attack_silence(site: Site) -> None:
+    """A worker falls silent, as one that has lost its power: no packet comes or goes. A job goes on
+    after a short while of that, and ends soon, for that reason, where the worker stays silent. Of
+    Open MPI 4 nothing but ssh would say it."""
+    site.cli.python, site.cli.warm = str(python_without_openmpi(site.cli.folder / "python")), None
+    site.make()
+    node = site.chance.choice(("worker-1", "worker-2"))
+
+    def silence(seconds: int) -> None:
+        drop = "for way in INPUT OUTPUT; do iptables {} $way -j DROP; done"
+        script = f"sleep 1; {drop.format('-I')}; sleep {seconds}; {drop.format('-D')}"
+        on_node(site, node, f"setsid sh -c {shlex.quote(script)} </dev/null >/dev/null 2>&1 &")
+
+    running = begin(site, 20)
+    silence(10)
+    expect_job(site, running, 1)
+    running = begin(site, 100, "--on-node-loss", "fail")
+    silence(3600)
+    site.expect(running.wait(80), (4,), f"lost {node}")
+    site.expect(site.cli("up", "lab", code=None), (0,))
+    site.expect(site.cli("run", "-c", "lab", "program/program.py", code=None), (0,))
+    site.expect_end()
+
+
 ATTACKS: Mapping[str, Callable[[Site], None]] = {
     "sshd": attack_sshd,
     "restart": attack_restart,
+    "silence": attack_silence,
 }

@@ -11,6 +11,6 @@ from tests.chaos.attacks import attack
 pytestmark = [pytest.mark.all, pytest.mark.netns, pytest.mark.mpi]
 
 
-@pytest.mark.parametrize("name", ["read-only", "disk-here", "clock", "sshd", "restart"])
+@pytest.mark.parametrize("name", ["read-only", "disk-here", "clock", "sshd", "restart", "silence"])
 def test_an_attack_is_told_and_loses_nothing(name: str, tmp_path: Path) -> None:
     assert attack(tmp_path, name, seed=0) == []
