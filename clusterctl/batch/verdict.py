@@ -13,8 +13,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from clusterctl.agent import messages
-from clusterctl.core.job import Hang, Job, JobState, Placement, RankFailure, describe_exit
-from clusterctl.core.text import count
+from clusterctl.core.job import Hang, Job, JobState, Placement, RankFailure
+from clusterctl.core.text import count, describe_exit
 
 CAUSES: Mapping[str, JobState] = {
     "cancelled": JobState.CANCELLED,

@@ -24,15 +24,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from msgspec import Struct
 
 from clusterctl.cli.console import BAD, GOOD, Console, can_redraw, escape, make_plain, pick
-from clusterctl.core.job import (
-    UNPLACED,
-    Job,
-    JobState,
-    ProgramKind,
-    describe_exit,
-    format_duration,
-)
-from clusterctl.core.text import count
+from clusterctl.core.job import UNPLACED, Job, JobState, ProgramKind, format_duration
+from clusterctl.core.text import count, describe_exit
 from clusterctl.core.variables import redact, redact_arguments
 from clusterctl.errors import ClusterctlError, NodeUnreachable, ProviderError, UsageError
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from enum import Enum
-from signal import Signals
 
 from msgspec import Struct, field
 
 from clusterctl.core.sweep import Point, list_points
-from clusterctl.core.text import format_seconds
+from clusterctl.core.text import describe_exit, format_seconds
 
 
 class JobState(str, Enum):
@@ -353,14 +352,6 @@ class Provenance(Struct, frozen=True, kw_only=True):
     """What a batch system had told of itself."""
     requirements: tuple[str, ...] = ()
     """The packages that were installed for the job, with their versions."""
-
-
-def describe_exit(code: int) -> str:
-    """`exited 3`, `was killed by SIGKILL`."""
-    try:
-        return f"was killed by {Signals(code - 128).name}"
-    except ValueError:
-        return f"exited {code}"
 
 
 def format_duration(job: Job) -> str:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 from shlex import quote
+from signal import valid_signals
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from clusterctl.core.text import fold_runs
+from clusterctl.core.text import describe_exit, fold_runs
 from clusterctl.errors import ClusterctlError, LaunchError, NodeUnreachable, make_local_error
 
 # -------------------------------------------------------------------------------------------------
@@ -491,8 +492,15 @@ class NodeResult(Struct, frozen=True, kw_only=True):
         return self.stderr.decode(errors="replace").strip()
 
     @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it: no complaint is the cause, which may be a start file's."""
+        return self.exit_code is not None and self.exit_code - 128 in valid_signals()
+
+    @property
     def why(self) -> str:
-        """Why it failed, in one line: what came between, or the last complaint."""
+        """Why it failed, in one line: what came between, a signal, or the last complaint."""
+        if self.was_killed and not self.error:
+            return f"it {describe_exit(self.exit_code or 0)}"
         return self.error or find_cause(self.complaints) or f"exit code {self.exit_code}"
 
 

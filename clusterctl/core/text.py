@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from signal import Signals
 from typing import Any, TypeVar
 
 from clusterctl.errors import UsageError
@@ -45,6 +46,14 @@ def format_seconds(seconds: float) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} d"
+
+
+def describe_exit(code: int) -> str:
+    """`exited 3`, `was killed by SIGKILL`."""
+    try:
+        return f"was killed by {Signals(code - 128).name}"
+    except ValueError:
+        return f"exited {code}"
 
 
 def count(number: int, noun: str) -> str:

@@ -35,7 +35,7 @@ from clusterctl.batch.system import (
     locate_folder,
 )
 from clusterctl.core import assets
-from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind, describe_exit
+from clusterctl.core.job import Job, LaunchPlan, Program, ProgramKind
 from clusterctl.core.model import (
     MEMORY,
     Accelerator,
@@ -729,10 +729,9 @@ def _render_start(job: Job, cluster: Cluster, port: str = "") -> str:
 
 
 def _explain_start(job: Job, cluster: Cluster, result: NodeResult) -> ClusterctlError:
-    how = describe_exit(result.exit_code or 0)
-    if how.startswith("was killed") and not result.complaints:
+    if result.was_killed:
         return StartKilled(
-            f"starting job {job.id} failed on {result.node}: it {how}",
+            f"starting job {job.id} failed on {result.node}: {result.why}",
             hint=f"`clusterctl rerun {job.id}` starts it again",
         )
     hint = load_system(cluster.system).advise(result.complaints, cluster)

@@ -48,7 +48,8 @@ class _Transport:
         if not starts and not (pool.lost and pool.how == "away"):
             return self.real.run(command, **options)
         if pool.how == "killed":
-            return NodeResult(node="login", exit_code=137, stdout=STAGED.encode())
+            noise = b"a start file: module: command not found\n"
+            return NodeResult(node="login", exit_code=137, stdout=STAGED.encode(), stderr=noise)
         if starts and pool.how != "before":
             assert self.real.run(command, **options).ok
         pool.lost = True
