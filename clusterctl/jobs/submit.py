@@ -381,6 +381,8 @@ def put(
                 archive = quote(f"{folder}.carry.tar")
                 steps.append(f"TAR_OPTIONS= tar -C work -xof {archive} || exit; rm -f {archive}")
             elif carry is not None:  # nothing made is nothing to copy
+                # Of a connection that was lost, the copying may still be at work.
+                steps.append("! command -v flock >/dev/null || { exec 9>.carried && flock 9; }")
                 earlier = f"{quote(node.root)}/jobs/{carry}"
                 pack = f"(cd {earlier} && {ask_agent('pack')}) | TAR_OPTIONS= tar -xof - -C work"
                 steps.append(f"if [ -d {earlier} ]; then {pack} || exit; fi")
@@ -397,7 +399,9 @@ def put(
     if spreads:
         _require_staged(_spread_tree(tree, job, holders, pool), job)
     with _Notice(system.slow_start if starts else "", report):
-        results = pool.call_each(send, list_nodes(job, cluster))
+        results: Sequence[NodeResult] = pool.call_each(send, list_nodes(job, cluster))
+        if not starts:  # else the job may have been handed in
+            results = _send_again(results, lambda names: pool.call_each(send, names), pool)
     for result in results:
         if not result.ok and STAGED in result.text:
             raise _explain_start(job, cluster, result)
@@ -507,16 +511,24 @@ def _spread_tree(tree: Path, job: Job, nodes: Sequence[Node], pool: Pool) -> Seq
     prepare = f"{_choose_umask('.')}; mkdir -p {folder}/out {folder}/work; umask 022"
     content = Content(packed.entries, places)
 
-    def send(to: Sequence[Node]) -> dict[str, NodeResult]:
-        sent = spread(pool, to, folder, content, prepare=prepare, timeout=STAGE_TIMEOUT)
-        return {result.node: result for result in sent}
+    def send(names: Sequence[str]) -> Sequence[NodeResult]:
+        to = [node for node in nodes if node.name in names]
+        return spread(pool, to, folder, content, prepare=prepare, timeout=STAGE_TIMEOUT)
 
-    results = send(nodes)
-    cut = [node.name for node in nodes if results[node.name].cut]
-    there = {result.node for result in pool.run("true", cut, timeout=CONNECT_LIMIT) if result.ok}
-    if there:  # what they have of it stays there
-        results |= send([node for node in nodes if node.name in there])
-    return list(results.values())
+    return _send_again(send([node.name for node in nodes]), send, pool)
+
+
+def _send_again(
+    results: Sequence[NodeResult],
+    send: Callable[[Sequence[str]], Sequence[NodeResult]],
+    pool: Pool,
+) -> Sequence[NodeResult]:
+    """Once more to the nodes that answer again after their connections were lost; the last result
+    of each. What they have of a tree that was spread stays there."""
+    cut = [result.node for result in results if result.cut]
+    there = [result.node for result in pool.run("true", cut, timeout=CONNECT_LIMIT) if result.ok]
+    again = {result.node: result for result in send(there)} if there else {}
+    return [again.get(result.node, result) for result in results]
 
 
 def spread(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -45,6 +47,38 @@ class Cutting(LocalTransport):
                 return NodeResult(node=self.node.name, error="the connection was lost", cut=True)
             Cutting.come += len(data) - len(old)
         return super().get(source, target, timeout=timeout)
+
+
+class Dropping(Staged):
+    """Its connections are lost once, while a job is sent to a node."""
+
+    @contextmanager
+    def pool(self) -> Iterator[Pool]:
+        lost: set[str] = set()
+
+        class Dropped(LocalTransport):
+            def run(self, command: str, *, stdin: bytes = b"", **how: Any) -> NodeResult:
+                if not stdin or self.node.name in lost:
+                    return super().run(command, stdin=stdin, **how)
+                lost.add(self.node.name)
+                super().run(command, stdin=stdin[: len(stdin) // 2], **how)
+                return NodeResult(node=self.node.name, error="the connection was lost", cut=True)
+
+        class Cut(Pool):
+            def find_transport(self, name: str) -> Transport:
+                return Dropped(making.node(name, ""))
+
+        with Cut(self.where.nodes, identity=None, known_hosts=self.folder / "known_hosts") as pool:
+            yield pool
+
+
+def test_a_job_is_sent_again_where_its_connection_is_lost(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "train.py").write_text("pass")
+    made = Dropping(tmp_path / "nodes", lab(tmp_path / "nodes").where)
+    made.job(tree)
+    assert (made.work("worker-2") / "train.py").read_text() == "pass"
 
 
 @dataclass
