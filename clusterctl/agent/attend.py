@@ -6,6 +6,7 @@ A question is a verb with its arguments (clusterctl/agent/messages.py).
 import contextlib
 import json
 import os
+import re
 import select
 import sys
 import time
@@ -14,6 +15,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from . import messages, processes
 from .messages import Fact
 
+SESSION = re.compile(r"^/.*/(jf|pid|ompi|prted)\.\d+$")
+"""The temporary folder of one mpirun on a node, of Open MPI 4 and 5."""
 SLOW = 10.0
 """Seconds without an answer after which a node counts as away for a while."""
 RECENT = 60.0
@@ -84,7 +87,16 @@ class Attendant:
             self._forget()
         if verb in ("end", "again"):
             self._processes.end(args[0])
+            self._remove_sessions()
         return list(self._processes.look())
+
+    def _remove_sessions(self) -> None:
+        """Temporary folders of mpirun's daemons, of this job alone: those that were killed."""
+        import shutil
+
+        for folder in map(processes.read_text, self._list_output(".session")):
+            if SESSION.search(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _forget(self) -> None:
         """The secrets, and what only a job that runs needs."""

@@ -42,6 +42,8 @@ if [ -z "$cctl_own" ]; then
     for cctl_file in "$cctl_out.exit" "$cctl_out.oom" "$cctl_out".[amt]*; do # of an earlier attempt
         [ ! -e "$cctl_file" ] || rm -f "$cctl_file"
     done
+    # For who ends the job: a daemon of mpirun that is killed leaves its folder behind.
+    [ -z "$cctl_tells" ] || [ "$cctl_local" != 0 ] || echo "${PMIX_SERVER_TMPDIR-}" >"$cctl_out.session"
     cd "$cctl_job/work/$cctl_working" || exit 6
     # Not into a pipe: it ends with mpirun's daemon, and would take the wrapper with it.
     setsid /bin/sh "$cctl_job/rank.sh" own "$@" </dev/null >/dev/null 2>&1 &

@@ -212,6 +212,26 @@ def test_cancel(site: Site, stubborn: bool) -> None:
     assert site.living(1) == []
 
 
+def test_a_daemon_that_was_killed_leaves_nothing_in_its_temporary_folder(
+    site: Site, tmp_path: Path
+) -> None:
+    """What others have there stays."""
+    for name in ("jf.7", "jf.8", "prted.1", "data"):
+        (tmp_path / name).mkdir()
+    at = f"export PMIX_SERVER_TMPDIR; PMIX_SERVER_TMPDIR={tmp_path}"
+    both = f"{at}/jf.7; rank 0 & PMIX_SERVER_TMPDIR={tmp_path}/data; rank 1 & wait"
+    job = site.submit(1, "while :; do sleep 0.1; done", both)
+    site.until_started(job)
+    site.cancel(job)
+    assert site.ended(job).state is JobState.CANCELLED, site.story(job)
+    site.until(job, lambda job: bool(job.survivors))
+    assert {"jf.7", "jf.8", "prted.1", "data"} & set(os.listdir(tmp_path)) == {
+        "jf.8",
+        "prted.1",
+        "data",
+    }
+
+
 def test_a_signal_to_the_supervisor_is_not_called_a_cancellation(site: Site) -> None:
     job = site.submit(1, "while :; do sleep 0.1; done", BOTH, retries=3)
     site.until_started(job)
