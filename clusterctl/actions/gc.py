@@ -181,6 +181,7 @@ def adopt(store: Store, orphan: Orphan, report: Reporter) -> Cluster:
     with ClusterLock(store.home, name, "gc", report):
         _require_free(store, name)
         cluster = providers.load_cloud().adopt(orphan.id, name, orphan.region)
+        cluster = replace(cluster, deadline=orphan.deadline)
         store.save(cluster)
         store.add_event(name, "adopted", id=orphan.id)
     return cluster

@@ -125,12 +125,14 @@ def _adopt(given: Gc, store: Store, console: Console) -> None:
         return
     with console.show_waiting():
         taken = actions_gc.adopt(store, orphan, console.report)
+    until = f"until {format_time(taken.deadline)}" if taken.deadline else "no deadline is known"
     console.note(
-        f"cluster {taken.name} was taken back: {count(len(taken.nodes), 'node')}. Next:\n"
+        f"cluster {taken.name} was taken back: {count(len(taken.nodes), 'node')}, {until}. Next:\n"
         f"  clusterctl status {taken.name}\n"
         f"  clusterctl down {taken.name}"
     )
-    console.document(adopted=taken.name, id=taken.id, nodes=len(taken.nodes))
+    shown = pick(taken, "id", "deadline")
+    console.document(adopted=taken.name, **shown, nodes=len(taken.nodes))
 
 
 HEAD = ("cluster", "name", "region", "owner", "from", "age", "ends", "$/h", "resources")

@@ -136,7 +136,9 @@ def test_what_has_lost_its_record_is_found_and_removed(world: World) -> None:
     resumed = world.run("up", "--yes")
     assert resumed.code == 3
     assert "adopted" in resumed.err
-    assert world.record()["deadline"] is None, "an end that no machine has"
+    later = world.run("extend", "--ttl", "9h")
+    assert (later.code, "was adopted" in later.err) == (3, True), later.err
+    assert world.record()["deadline"] == orphan["deadline"], "the end that its machines have"
     down = world.ok("down", "--yes")
     assert "left over: 3 instances" in down.err
     assert world.ok("gc", "--json").document()["found"] == []

@@ -41,6 +41,7 @@ class Account(Ec2Provider):
         self.me = self.whose = "user/ana"
         self.client = name_client()
         self.hangs = ""
+        self.deadline: float | None = NOW
         self.meanwhile: Callable[[str], None] = lambda region: None
         self.removed: list[tuple[str, str]] = []
         self.adopted: list[str] = []
@@ -69,7 +70,11 @@ class Account(Ec2Provider):
         if region == self.hangs:
             time.sleep(60)
         machine = Resource("instance", "i-1", self.id, self.name, owner=self.whose)
-        return (replace(machine, client=self.client, deadline=NOW, made=NOW - DAY, hourly=0.5),)
+        return (
+            replace(
+                machine, client=self.client, deadline=self.deadline, made=NOW - DAY, hourly=0.5
+            ),
+        )
 
     def remove(self, cluster_id: str, region: str, report: Reporter) -> None:
         self.removed.append((cluster_id, region))
@@ -156,6 +161,16 @@ def test_a_region_that_answers_with_an_error_is_not_the_end(account: Account, ca
     assert (said.code, account.asked[-1]) == (3, "me-south-1")
     assert "OptInRequired" in said.err
     assert "no EC2 clusters" not in said.err, "nobody knows"
+
+
+@pytest.mark.parametrize("deadline", [NOW, None])
+def test_what_is_taken_back_ends_as_its_tags_say(
+    deadline: float | None, account: Account, call: Call
+) -> None:
+    account.deadline = deadline
+    said = call("gc", "--adopt", "lab", "--json")
+    assert open_store().read_cluster("lab").deadline == said.document["deadline"] == deadline
+    assert ("no deadline is known" in said.err) is (deadline is None)
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

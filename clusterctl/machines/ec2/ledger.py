@@ -40,7 +40,7 @@ from clusterctl.machines.ec2.api import (
     filter_by_cluster,
     read_tags,
 )
-from clusterctl.machines.ec2.spec import LAUNCHER_DISK, PlannedMachine
+from clusterctl.machines.ec2.spec import ADOPTED, LAUNCHER_DISK, PlannedMachine
 from clusterctl.machines.protocol import LAUNCHER
 
 
@@ -216,7 +216,7 @@ def adopt(api: Api, cluster_id: str, name: str) -> Cluster:
         phase=Phase.CREATING,
         created=since or time.time(),
         mode="ec2",
-        mode_reason=f"{api.region}, adopted",
+        mode_reason=f"{api.region}{ADOPTED}",
         nodes=nodes,
         charges=tuple(
             replace(charge, since=starts.get(charge.node, since))

@@ -173,6 +173,7 @@ class Ec2Provider(Cloud):
         return frozenset((known.id,) if known else ())
 
     def extend(self, cluster: Cluster, folder: Path, deadline: float) -> None:
+        ec2_spec.require_record(cluster)
         schedules.extend(self._open_api(cluster, folder), cluster, folder, deadline)
 
     def measure_clock(self, cluster: Cluster, folder: Path, report: Reporter) -> float:

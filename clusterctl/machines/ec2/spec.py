@@ -239,17 +239,19 @@ def name_root(machine: PlannedMachine, cluster_id: str) -> str:
 _FIXED = ("disk", "spot", "efa", "vpc", "subnet", "private", "instance_connect")
 """What EC2 or Terraform would make other machines for."""
 
+ADOPTED = ", adopted"
+"""The end of the reason for the mode of a cluster that was taken back by its tags."""
 _OTHER_PARTITIONS = ("cn-", "us-gov-", "us-iso", "eu-iso", "eusc-")
 """How regions begin whose accounts, images and prices are none of the others'."""
 
 
 def require_record(current: Cluster | None) -> None:
-    """Raises ProviderError for a cluster that was adopted: its tags tell neither when its machines
-    end nor what Terraform knows of them, so that none can be added or left out."""
-    if current and current.deadline is None:
+    """Raises ProviderError for a cluster that was adopted: its tags do not tell what Terraform
+    knows of its machines, so that none can be added or left out, and nothing lets us in."""
+    if current and (current.deadline is None or current.mode_reason.endswith(ADOPTED)):
         raise ProviderError(
-            f"cluster {current.name} was adopted: when its machines end, and what Terraform knew of"
-            " them, is not on record",
+            f"cluster {current.name} was adopted: its keys, and what Terraform knew of its"
+            " machines, are not on record",
             hint=f"it can only be shown and removed: `clusterctl down {current.name}`",
         )
 
