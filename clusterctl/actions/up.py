@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -227,7 +229,10 @@ def _complete(
     instant = intent.provider.features.instant
     with created.pool or open_pool(store, cluster) as pool:
         with clock.time_phase("connect"):
-            connect(pool, cluster, clock.nodes)
+            logs = partial(
+                intent.provider.read_consoles, cluster, store.locate_folder(cluster.name)
+            )
+            connect(pool, cluster, clock.nodes, logs if instant else None)
         cluster = _prepare_nodes(store, cluster, intent, created, pool, clock, report)
         with clock.time_phase("mesh"):
             hint = f"check for a firewall between them, then run `clusterctl up {cluster.name}`"
@@ -287,8 +292,14 @@ def _create(
     return up_plan.keep_budget(store, cluster, report), created
 
 
-def connect(pool: Pool, cluster: Cluster, nodes: NodePhases) -> None:
-    """Every node, or one error that names those that do not answer."""
+def connect(
+    pool: Pool,
+    cluster: Cluster,
+    nodes: NodePhases,
+    read_logs: Callable[[list[str]], Mapping[str, Sequence[str]]] | None = None,
+) -> None:
+    """Every node, or one error that names those that do not answer. `read_logs`: the last lines of
+    their sshd, which tell why it refuses a user."""
 
     def note(result: NodeResult) -> None:
         phase = core_progress.CONNECTED if result.ok else core_progress.FAILED
@@ -297,9 +308,14 @@ def connect(pool: Pool, cluster: Cluster, nodes: NodePhases) -> None:
     results = pool.connect(timeout=CONNECT_TIMEOUT, on_done=note)
     failed = [result for result in results if not result.ok]
     if failed:
+        logs = read_logs([result.node for result in failed]) if read_logs else {}
+        lines = "\n".join(line for some in logs.values() for line in some)
+        said = re.search(r"User \S+ not allowed because .*", lines)
         raise NodeUnreachable(
-            "; ".join(fold(failed)),
-            hint=f"`clusterctl up {cluster.name}` tries again,"
+            "; ".join(fold(failed)) + (f": {said[0]}" if said else ""),
+            hint="use an account that may log in by SSH; "
+            * bool(said)
+            + f"`clusterctl up {cluster.name}` tries again,"
             f" `clusterctl down {cluster.name}` removes the cluster",
             transient=True,
         )

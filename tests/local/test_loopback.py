@@ -45,6 +45,7 @@ class Other:
 
     prefix: Sequence[str]
     lab: Lab
+    user: str = ""
     python: str = sys.executable
 
     def argv(self, verb: str, workers: int, mode: str, recorded: str = "") -> list[str]:
@@ -84,7 +85,7 @@ def ordinary(public: Path, tmp_path: Path, need: Callable[..., str]) -> Iterator
         user = pwd.getpwnam(name)
         os.chown(public, user.pw_uid, user.pw_gid)
         ids = (f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--init-groups")
-        other = Other((need("setpriv"), *ids), lab)
+        other = Other((need("setpriv"), *ids), lab, name)
         own = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
         for other.python in (sys.executable, own):
             argv = [*other.argv("", 0, "")[:-6], "-c", "import clusterctl.core.keys, cryptography"]
@@ -139,6 +140,18 @@ def test_the_unprivileged_get_a_cluster(other: Other, request: pytest.FixtureReq
     finally:
         other.does("down")
     assert lab.leftovers() == []
+
+
+def test_why_sshd_refuses_an_account_is_said(
+    ordinary: Other, need_root: None, need: Callable[..., str]
+) -> None:
+    subprocess.run([need("usermod"), "--shell", "/no/shell", ordinary.user], capture_output=True)
+    words = [*ordinary.argv("", 0, "")[:-6], "-m", "clusterctl"]
+    said = subprocess.run([*words, "up"], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 4
+    assert "not allowed because shell /no/shell does not exist" in said.stderr
+    assert "use an account that may log in by SSH; `clusterctl up default`" in said.stderr
+    subprocess.run([*words, "down", "--force"], check=True, capture_output=True, timeout=60)
 
 
 def test_namespaces_cannot_be_forced(other: Other, request: pytest.FixtureRequest) -> None:
