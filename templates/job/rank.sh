@@ -43,7 +43,7 @@ if [ -z "$cctl_own" ]; then
         [ ! -e "$cctl_file" ] || rm -f "$cctl_file"
     done
     # For who ends the job: a daemon of mpirun that is killed leaves its folder behind.
-    [ -z "$cctl_tells" ] || [ "$cctl_local" != 0 ] || echo "${PMIX_SERVER_TMPDIR-}" >"$cctl_out.session"
+    [ -z "${cctl_tells:+${PMIX_SERVER_TMPDIR-}}" ] || [ "$cctl_local" != 0 ] || echo "$PMIX_SERVER_TMPDIR" >"$cctl_out.session"
     cd "$cctl_job/work/$cctl_working" || exit 6
     # Not into a pipe: it ends with mpirun's daemon, and would take the wrapper with it.
     setsid /bin/sh "$cctl_job/rank.sh" own "$@" </dev/null >/dev/null 2>&1 &
