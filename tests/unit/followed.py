@@ -89,7 +89,8 @@ def text(pieces: list[Piece], rank: int, stream: str = "stdout") -> bytes:
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `agent` of a node's root."""
     root = tmp_path_factory.mktemp("root")
-    subprocess.run(["/bin/sh", "-ec", assets.render_agent()], cwd=root, check=True)
+    script = assets.render_agent().encode()  # more than one argument may have
+    subprocess.run(["/bin/sh", "-es"], input=script, cwd=root, check=True)
     return root / "agent"
 
 
