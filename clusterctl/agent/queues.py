@@ -202,25 +202,25 @@ class GridQueue:
         seen = re.search(r"\|\w*d", processes.read_text(os.path.join(folder, scripts.ROW)))
         return end.replace(AS_QDEL, "") if seen else end
 
-    def _account(self, native: str) -> List[Tuple[str, str]]:
+    def _account(self, native: str) -> List[Tuple[Dict[str, str], str]]:
         """What qacct prints of each task, and how that ended: of one that ran again, the last
         time."""
         found = {}
         for record in re.split("={20,}", call("qacct", "-j", native).out):
-            end = self.read_end(record)
+            values = scripts.read_columns(record)
+            end = self.read_end(values)
             if end:
-                found["".join(re.findall(r"(?m)^taskid.*", record))] = record, end
+                found[values.get("taskid")] = values, end
         return [*found.values()]
 
-    def read_end(self, text: str) -> str:
+    def read_end(self, values: Dict[str, str]) -> str:
         """From what qacct prints of a task; "": nothing, or that it runs again."""
-        values = dict(re.findall(r"(?m)^(\w+) +(.*\S)", text))
         code = values.get("exit_status", "").partition(" ")[0]
         why = " ".join(values.get("failed", "0").split())
         if not code or re.match("(24|25) ", why):
             return ""
-        limited = re.search(r"\bh_\w+=", values.get("category", ""))
-        killed = why.startswith("100 ") and code in OF_QDEL and not limited
+        killed = why.startswith("100 ") and code in OF_QDEL
+        killed = killed and "h_" not in values.get("category", "")  # a limit does so, too
         who = values.get("deleted_by", "" if killed else "NONE")
         if who != "NONE":
             return "CANCELLED|{}|{}".format(code, f"qdel by {who}" if who else AS_QDEL)
@@ -234,7 +234,7 @@ class GridQueue:
             return scripts.read_grid_tasks(native, said.out, row)
         if "do not exist" not in said.err + said.out:
             return []
-        return [scripts.read_grid_record(record, end) for record, end in self._account(native)]
+        return [scripts.read_grid_record(*account) for account in self._account(native)]
 
     def appends(self, options: str) -> bool:
         return True

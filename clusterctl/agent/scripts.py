@@ -226,7 +226,8 @@ def _show_outputs(folder: str, ordered: Sequence[Part]) -> List[List[int]]:
                 if row and part.state == WAITING and not os.path.lexists(place):
                     found = _identify(path)
                     changed += [found] if found and found != row[:-1] else []
-                else:
+                    continue
+                with contextlib.suppress(OSError):  # no such file yet, or the disk is full
                     _link(place, path, row)
                     if row and not row[-1]:
                         _note_emptied(place, part.began)
@@ -274,7 +275,8 @@ def _link(place: str, path: str, earlier: Sequence[Any]) -> None:
     if os.path.lexists(place):
         if os.readlink(place) == path:
             return
-        _note_emptied(place, 0.0, moved=True)  # the job was put back, and runs on another node
+        with contextlib.suppress(OSError):
+            _note_emptied(place, 0.0, moved=True)  # it was put back, and runs on another node
         os.unlink(place)
     elif earlier:
         *known, appends = earlier
@@ -291,24 +293,23 @@ def _note_emptied(place: str, began: float, moved: bool = False) -> None:
     """Slurm empties the file when it starts the job again, at `began`: what followers have seen of
     it lies before what is there now, as the third number of FILE.cut says. `moved`: the next
     attempt has another file."""
-    if os.path.exists(place):
-        with open(place, "rb") as file, open(place + ".seen", "a+") as note:
-            fcntl.flock(note, fcntl.LOCK_EX)
-            note.seek(0)
-            seen = json.loads(note.read() or "[0, 0, 0, 0]")
-            size, tail, since, written = seen
-            status = os.fstat(file.fileno())
-            again = since < began and written < began - 1  # nothing was seen of this attempt yet
-            gone = status.st_size < size or (size and (again or _sum_up(file, size) != tail))
-            if moved or gone:
-                before = int((processes.read_text(place + ".cut").split()[2:] or ["0"])[0])
-                before += status.st_size if moved else size
-                processes.write(place + ".cut", f"0 {before} {before}\n")
-            end = 0 if moved else status.st_size
-            new = [end, _sum_up(file, end), began, status.st_mtime]
-            if new != seen:
-                note.truncate(0)
-                note.write(json.dumps(new))
+    with open(place, "rb") as file, open(place + ".seen", "a+") as note:
+        fcntl.flock(note, fcntl.LOCK_EX)
+        note.seek(0)
+        seen = json.loads(note.read() or "[0, 0, 0, 0]")
+        size, tail, since, written = seen
+        status = os.fstat(file.fileno())
+        again = since < began and written < began - 1  # nothing was seen of this attempt yet
+        gone = status.st_size < size or (size and (again or _sum_up(file, size) != tail))
+        if moved or gone:
+            before = int((processes.read_text(place + ".cut").split()[2:] or ["0"])[0])
+            before += status.st_size if moved else size
+            processes.write(place + ".cut", f"0 {before} {before}\n")
+        end = 0 if moved else status.st_size
+        new = [end, _sum_up(file, end), began, status.st_mtime]
+        if new != seen:
+            note.truncate(0)
+            note.write(json.dumps(new))
 
 
 def _sum_up(file: IO[bytes], size: int) -> int:
@@ -373,6 +374,11 @@ def read_slurm_tasks(text: str) -> List[Part]:
 def read_fields(line: str) -> Dict[str, str]:
     """Of what `scontrol show -o` prints."""
     return dict(re.findall(r"(\w+)=(.*?)(?= [\w/:-]+=|$)", line))
+
+
+def read_columns(text: str) -> Dict[str, str]:
+    """Of what qacct prints."""
+    return dict(re.findall(r"(?m)^(\w+) +(.*\S)", text))
 
 
 def _read_slurm_line(line: str) -> List[Part]:
@@ -472,17 +478,14 @@ def read_grid_tasks(native: str, text: str, row: str) -> List[Part]:
     return parts
 
 
-def read_grid_record(text: str, end: str) -> Part:
-    """What qacct prints of a task."""
-    values = {words[0]: words[1] for words in (line.split(None, 1) for line in text.splitlines())
-              if len(words) > 1}  # fmt: skip
+def read_grid_record(values: Dict[str, str], end: str) -> Part:
+    """What qacct prints of a task, and how that ended."""
     word, code, _ = end.split("|")
-    task = values.get("taskid", "undefined").strip()
     began, ended = (
-        max(read_time(values.get(key, "").strip()[:24], form) for form in GRID_TIMES)
+        max(read_time(values.get(key, "")[:24], form) for form in GRID_TIMES)
         for key in ("start_time", "end_time")
     )
-    node = values.get("hostname", "").strip().partition(".")[0]
-    place = task if task.isdigit() else "1"
+    node, task = values.get("hostname", "").partition(".")[0], values.get("taskid", "")
     failed = int(code) if values.get("failed", "0").split()[0] in ("0", "100") else -1
+    place = task if task.isdigit() else "1"
     return Part(place, ENDED, node, "", "", began, ended, word, failed)

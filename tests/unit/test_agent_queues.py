@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.agent import granted, messages, queues, tasks
+from clusterctl.agent import granted, messages, queues, scripts, tasks
 from tests.unit.scripts import until, write_agent, write_program
 from tests.unit.tables import rows
 
@@ -32,7 +32,7 @@ def test_how_slurm_says_that_a_job_has_ended(text: str, found: str) -> None:
 
 @rows("text, found", "queues.how_grid_engine_says_that_a_job_has_ended")
 def test_how_grid_engine_says_that_a_job_has_ended(text: str, found: str) -> None:
-    assert sge.read_end(text) == found
+    assert sge.read_end(scripts.read_columns(text)) == found
 
 
 def test_grid_engine_answers_whole_or_not_at_all() -> None:
@@ -41,6 +41,15 @@ def test_grid_engine_answers_whole_or_not_at_all() -> None:
     text = f"<job_info>{one.format(41, 'qw')}{task}</job_info>\n"
     assert sge.parse_queue(text) == "41_|qw|\n42_3|r|\n"
     assert sge.parse_queue(text[:-15]) is None
+
+
+def test_slurm_says_when_each_attempt_has_started() -> None:
+    """A job that was put back and runs again is asked for anew, and one whose start is guessed is
+    not."""
+    text = "7|RUNNING|None|2026-01-02T03:04:05\n8_[1-9]|PENDING|Priority|2026-01-03T00:00:00\n"
+    said = slurm.parse_queue(text)
+    assert said == "7|RUNNING|None|2026-01-02T03:04:05\n8_[1-9]|PENDING|Priority\n"
+    assert slurm.explain("7", queues.parse_rows(said)["7"], "") == "RUNNING|None"
 
 
 def test_a_task_finds_its_point(monkeypatch: pytest.MonkeyPatch) -> None:
