@@ -337,9 +337,10 @@ _RULE = re.compile(r"^-{20,}$", re.MULTILINE)
 _KNOWN = re.compile(
     r"(exited|returned a|terminated) (with a?|a)? ?non-zero|exiting improperly"
     r"|noticed that process rank|has exited due to process rank|on signal \d+ \("
-    r"|Primary job\s+terminated normally"
+    r"|Primary job\s+terminated normally|unable to reliably start one or more daemons"
 )
-"""Blocks that say no more than that a rank has ended, which its exit code has said better."""
+"""Blocks that say no more than that a rank has ended, which its exit code has said better; or that
+a daemon has not started, with reasons why not, as Open MPI 4 says of any that it has lost."""
 _NOISE = re.compile(
     r"^(\[.*\] (plm:(ssh|rsh): Warning: setpgid|PMIX ERROR: PMIX_ERR_NOT_FOUND|\d+ more process).*"
     r"|srun: error: .*(Exited with exit code|Terminated|Killed|task launch failed).*"
