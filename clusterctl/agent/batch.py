@@ -10,11 +10,11 @@ import shlex
 import signal
 import socket
 import time
-from typing import List, Sequence
+from typing import Any, Callable, List, Sequence, Tuple
 
 from . import attend, granted, messages, processes, queues, tasks
 from .attend import NodeAnswer
-from .supervise import Ranks, Supervisor
+from .supervise import Ranks, State, Supervisor
 
 CAUGHT = "trap '' TERM INT HUP USR1 USR2"
 """The batch system may signal all processes of a job, also those that ask."""
@@ -29,6 +29,18 @@ OF_ATTEMPT = ("stopping", "notice-*", *map("out/rank-*.{}".format, NOTES))
 """What an attempt leaves that is not the next one's."""
 
 
+class AttemptState(State):
+    """Takes no notes of an attempt after which another one `has_followed`."""
+
+    def __init__(self, job: str, has_followed: Callable[[], bool]) -> None:
+        super().__init__(job)
+        self._has_followed = has_followed
+
+    def note(self, *lines: Tuple[Any, ...]) -> None:
+        if not self._has_followed():
+            super().note(*lines)
+
+
 class BatchSupervisor(Supervisor):
     """`batch`: what is told of the batch system, beside the plan of other jobs."""
 
@@ -37,7 +49,8 @@ class BatchSupervisor(Supervisor):
     def __init__(self, job: str, batch: messages.BatchPlan, plan: messages.JobPlan) -> None:
         super().__init__(job, plan)
         self._batch, self._system = batch, queues.SYSTEMS[batch.system]
-        self._attempt = int(processes.read_text(self._locate("attempt")) or 0) + 1
+        self._attempt = self._read_attempt() + 1
+        self._state = AttemptState(job, self._has_followed)
         self._notices = 0
         self._launched = True  # how long a start may take is known to the batch system alone
 
@@ -202,8 +215,20 @@ class BatchSupervisor(Supervisor):
                 self._inbox.put("stop", "")
                 return
 
+    def _read_attempt(self) -> int:
+        return int(processes.read_text(self._locate("attempt")) or 0)
+
+    def _has_followed(self) -> bool:
+        """Whether the next attempt has begun: Grid Engine reschedules a job, and then ends it."""
+        return self._read_attempt() > self._attempt
+
     def _warn(self, word: str, passed: str) -> None:
         """By a signal. With `passed`, ranks get that; the batch system ends the job in time."""
+        if self._has_followed():  # what is written now would be for that one
+            mine = processes.list_living(f"\0CLUSTERCTL_ATTEMPT={self._attempt}\0")
+            for pid in {*mine} & {*processes.list_living(self._plan.tag)}:
+                processes.send(pid, signal.SIGKILL)
+            os._exit(1)
         if not passed:
             self._inbox.put("stop", word)
             return

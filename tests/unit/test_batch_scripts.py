@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from clusterctl.agent import processes
 from clusterctl.batch import verdict
 from clusterctl.batch.system import load_system
 from clusterctl.core import assets
@@ -318,6 +319,23 @@ def test_a_batch_job_that_the_system_ends_leaves_the_verdict_to_it(
     assert batch.process.returncode != 0
     said = "@@job 7 4711\n" + (batch.folder / "state").read_text() + "gone COMPLETED|0:0||130\n"
     assert load_system("slurm").parse_status(batch.job, said).state is JobState.CANCELLED
+
+
+def test_a_batch_job_that_runs_again_elsewhere_hears_nothing_of_its_last_attempt(
+    start: Callable[..., Batch],
+) -> None:
+    """Grid Engine starts a job that `qmod -rj` has put back before it warns what still runs."""
+    batch = start(SAVES)
+    batch.wait_for_ranks()
+    before = (batch.folder / "state").read_text()
+    (batch.folder / "attempt").write_text("2\n")
+    batch.process.send_signal(signal.SIGTERM)
+    assert batch.process.wait(timeout=60) == 1
+    assert (batch.folder / "state").read_text() == before
+    assert not (batch.folder / "stopping").exists()
+    tag = (batch.folder / "tag").read_text().strip()
+    until(lambda: processes.list_living(tag) == [])
+    assert list((batch.folder / "work").glob("saved-*")) == []
 
 
 def test_a_batch_job_tries_again(start: Callable[..., Batch]) -> None:
