@@ -289,10 +289,19 @@ def _link(place: str, path: str, earlier: Sequence[Any]) -> None:
         os.symlink(path, place)
 
 
+_looked_at: Dict[str, Tuple[int, int, float]] = {}
+"""How files were when this process last looked at them: a job may have thousands."""
+
+
 def _note_emptied(place: str, began: float, moved: bool = False) -> None:
     """Slurm empties the file when it starts the job again, at `began`: what followers have seen of
     it lies before what is there now, as the third number of FILE.cut says. `moved`: the next
     attempt has another file."""
+    status = os.stat(place)
+    mark = (status.st_size, status.st_mtime_ns, began)
+    if _looked_at.get(place) == mark and not moved:
+        return
+    _looked_at[place] = mark
     with open(place, "rb") as file, open(place + ".seen", "a+") as note:
         fcntl.flock(note, fcntl.LOCK_EX)
         note.seek(0)
