@@ -294,6 +294,7 @@ class Supervisor:
             self._heed(self._stop)
             self._state.note(("ended", None))
             processes.remove(mine)
+            self._ask("end", 0)  # removes its secrets: nobody else may be there to do so
             return
         self._watch_beside()
         self._finish(self._make_attempts())

@@ -69,6 +69,8 @@ from clusterctl.transport.ssh import CONNECT_LIMIT
 
 FILE = "env"
 """Holds all that a rank finds in its environment."""
+WITHDRAWN = "withdrawn"
+"""Beside it: the job will not start, and staging that is still at work keeps nothing."""
 LINGER = "/var/lib/systemd/linger"
 """Has a file for every user whose processes and memory outlive their last session."""
 
@@ -93,7 +95,7 @@ def keep_in_memory(
     scripts: str, data: bytes, name: str, *, memory: str = MEMORY, linger: str = LINGER
 ) -> str:
     """The sh that takes the file from the beginning of its stdin. `scripts`: where our agent is;
-    `name`: the job's on the node."""
+    `name`: the file's in memory, by which another attempt to stage the job finds it."""
     settings = {"size": str(len(data)), "name": name, "memory": memory, "linger": linger}
     words = " ".join(f"cctl_{key}={quote(value)}" for key, value in settings.items())
     return f"{words}; . {quote(scripts)}/secrets.sh"
@@ -101,10 +103,18 @@ def keep_in_memory(
 
 def remove_secrets(job: Job, cluster: Cluster, pool: Pool) -> None:
     """Removes the file of a job that was staged and will not start, wherever it is kept, on the
-    nodes that answer."""
-    paths = {n: quote(f"{locate_folder(job, cluster, n)}/{FILE}") for n in list_nodes(job, cluster)}
-    commands = {name: f'rm -f "$(readlink {path})" {path}' for name, path in paths.items()}
+    nodes that answer. Of a connection that was cut, the staging may come to it only now."""
+    commands = {}
+    for name in list_nodes(job, cluster):
+        root, folder = quote(cluster.node(name).root), quote(locate_folder(job, cluster, name))
+        note = f"mkdir -p {folder} && : >{folder}/{WITHDRAWN}"
+        commands[name] = f"cd {root} && {{ {_choose_umask(root)}; {note}; {_forget(folder)}; }}"
     pool.run(commands, timeout=ASK_TIMEOUT)
+
+
+def _forget(folder: str) -> str:
+    """The sh that removes the file of a job from that folder, as a word of sh."""
+    return f'rm -f "$(readlink {folder}/{FILE})" {folder}/{FILE}'
 
 
 # -------------------------------------------------------------------------------------------------
@@ -364,7 +374,7 @@ def put(
         ]
         if FILE in texts and system.places_ranks:
             before = texts.pop(FILE)[0].encode()
-            steps.append(keep_in_memory(scripts, before, f"{cluster.id}-{job.id}"))
+            steps.append(keep_in_memory(scripts, before, f"{cluster.id}-{job.id}-{name}"))
         # Ownership is ours whoever packed it; the umask must not narrow the modes.
         steps.append("umask 022; TAR_OPTIONS= tar -xpof - ; s=$?; [ $s = 0 ] || exit $s")
         members = project_tree.pack_texts(
@@ -388,9 +398,12 @@ def put(
                 steps.append(f"if [ -d {earlier} ]; then {pack} || exit; fi")
             if program.interpreter:
                 steps.append(project_tree.render_question(program, folder, node))
+        folder = quote(folder)
+        withdrawn = f"[ ! -e {folder}/{WITHDRAWN} ] || {{ echo the job was withdrawn >&2; false; }}"
+        end = f") && {{ {withdrawn}; }} || {{ s=$?; {_forget(folder)}; exit $s; }}"
+        steps = ["(", *steps, end]
         if starts:  # with the umask of the log-in, which a queue may hand on
-            steps = ["(", *steps, ") || exit", f"echo {STAGED}"]
-            steps.append(_render_start(job, cluster))
+            steps += [f"echo {STAGED}", _render_start(job, cluster)]
         if system.places_ranks and name == placed[0]:
             steps.append(f"exec /bin/sh {quote(node.root)}/bin/free-port")
         content = before + members + project_tree.END_OF_ARCHIVE

@@ -13,11 +13,12 @@ if [ "$cctl_id" = 0 ] || [ -e "$cctl_linger/$(id -un)" ]; then
     # Somebody else may have made it, or a link in its place.
     if [ "$(LC_ALL=C stat -c '%F %u %a' "$cctl_memory" 2>/dev/null)" = "directory $cctl_id 700" ] &&
         [ "$(stat -f -c %T "$cctl_memory")" = tmpfs ]; then
-        cctl_kept=$(mktemp "$cctl_memory/$cctl_name-XXXXXX" 2>/dev/null)
+        cctl_kept=$cctl_memory/$cctl_name
     fi
 fi
-if [ -n "$cctl_kept" ] && printf %s "$cctl_env" 2>/dev/null >"$cctl_kept"; then
-    ln -sfn "$cctl_kept" env || exit
+# The link comes first: whoever removes what it leads to finds all that there is.
+if [ -n "$cctl_kept" ] && ln -sfn "$cctl_kept" env && printf %s "$cctl_env" 2>/dev/null >"$cctl_kept"; then
+    :
 else
     rm -f env ${cctl_kept:+"$cctl_kept"}
     printf %s "$cctl_env" >./env || exit

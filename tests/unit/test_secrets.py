@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from clusterctl.core import assets
 from clusterctl.core.job import JobState
 from clusterctl.core.model import Role
+from clusterctl.errors import LaunchError
 from clusterctl.jobs import control
 from clusterctl.jobs.submit import keep_in_memory, make_node_files, put, remove_secrets
 from clusterctl.launch import launcher
@@ -70,7 +71,7 @@ def test_a_user_who_lingers_keeps_secrets_in_memory(memory: Path) -> None:
     kept = (memory / "job/env").resolve()
     own = kept.parent
     assert own.parent == memory
-    assert kept.name.startswith("lab-1a2b-7-")
+    assert kept.name == "lab-1a2b-7"
     assert own.stat().st_mode & 0o777 == 0o700
 
 
@@ -158,6 +159,34 @@ def test_secrets_that_are_forgotten_are_gone_from_memory_too(here: Staged, tmp_p
         remove_secrets(job(here.where, id=7), here.where, pool)
     assert not kept[1].is_symlink()
     assert not where[1].exists()
+
+
+def test_staging_that_comes_late_keeps_no_secrets_of_a_job_that_will_not_start(
+    here: Staged, tmp_path: Path
+) -> None:
+    """Ctrl-C cuts the connections: what was sent may arrive after the nodes were cleaned."""
+    with here.pool() as pool:
+        remove_secrets(job(here.where, id=7), here.where, pool)
+    with pytest.raises(LaunchError, match="withdrawn"):
+        staged(here, tmp_path)
+    assert_forgotten(here)
+
+
+def test_staging_that_is_cut_off_keeps_no_secrets(here: Staged, tmp_path: Path) -> None:
+    put_tar = tmp_path / "bin" / "tar"
+    put_tar.parent.mkdir()
+    put_tar.write_text("#!/bin/sh\nexit 2\n")  # as where stdin ends too early
+    put_tar.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{put_tar.parent}:{os.environ['PATH']}")
+        with pytest.raises(LaunchError):
+            staged(here, tmp_path)
+    assert_forgotten(here)
+
+
+def assert_forgotten(site: Staged) -> None:
+    assert not any(path.name == "env" for path in site.folder.rglob("*"))
+    assert not list(Path("/dev/shm").glob(f"clusterctl-*/{site.where.id}-*"))
 
 
 def test_a_job_that_the_queue_never_had_leaves_no_secrets(tmp_path: Path) -> None:
