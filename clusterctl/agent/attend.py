@@ -15,8 +15,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from . import messages, processes
 from .messages import Fact
 
-SESSION = re.compile(r"^/.*/(jf|pid|ompi|prted)\.\d+$")
-"""The temporary folder of one mpirun on a node, of Open MPI 4 and 5."""
+SESSION = re.compile(r"^/.*/(jf|prted)\.\d+$")
+"""The temporary folder of a daemon of Open MPI 4 or 5."""
 SLOW = 10.0
 """Seconds without an answer after which a node counts as away for a while."""
 RECENT = 60.0
@@ -82,6 +82,7 @@ class Attendant:
         elif verb == "close":  # mpirun's connections to its daemons end a moment after it
             if self._processes.await_end(processes.NOTING):
                 self._forget()
+                self._remove_sessions()
         elif verb == "end":
             # Before the search: a rank that starts now finds no environment, and ends by itself.
             self._forget()
@@ -91,10 +92,13 @@ class Attendant:
         return list(self._processes.look())
 
     def _remove_sessions(self) -> None:
-        """Temporary folders of mpirun's daemons, of this job alone: those that were killed."""
+        """Temporary folders of mpirun's daemons, which those that were killed have left. Once: the
+        daemon of another job may get the same number later."""
         import shutil
 
-        for folder in map(processes.read_text, self._list_output(".session")):
+        for path in self._list_output(".session"):
+            folder = processes.read_text(path)
+            processes.remove(path)
             if SESSION.search(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -527,7 +527,17 @@ class Supervisor:
             elif kind in ("ready", "child"):
                 over = processes.read_text(self._locate("over"))
                 self._code = 1 if kind == "ready" else int(over or said)
+                self._clean_up_behind_launcher()
                 return
+
+    def _clean_up_behind_launcher(self) -> None:
+        """An mpirun that was killed leaves a temporary folder, of Open MPI 5 or 4."""
+        if self._child and (self._code or self._stop):
+            import shutil
+
+            top, pid = os.environ.get("TMPDIR", "/tmp"), self._child.pid
+            for name in (f"ompi.{pid}", f"ompi.{os.uname().nodename}.{os.getuid()}/pid.{pid}"):
+                shutil.rmtree(os.path.join(top, name), ignore_errors=True)
 
     def _stop_attempt(self, word: str) -> bool:
         """Whether there is nothing to wait for."""

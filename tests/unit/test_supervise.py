@@ -212,24 +212,26 @@ def test_cancel(site: Site, stubborn: bool) -> None:
     assert site.living(1) == []
 
 
-def test_a_daemon_that_was_killed_leaves_nothing_in_its_temporary_folder(
-    site: Site, tmp_path: Path
+def test_mpirun_and_its_daemons_leave_no_temporary_folder_when_they_are_killed(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What others have there stays."""
-    for name in ("jf.7", "jf.8", "prted.1", "data"):
-        (tmp_path / name).mkdir()
-    at = f"export PMIX_SERVER_TMPDIR; PMIX_SERVER_TMPDIR={tmp_path}"
-    both = f"{at}/jf.7; rank 0 & PMIX_SERVER_TMPDIR={tmp_path}/data; rank 1 & wait"
+    tmp = tmp_path / "tmp"
+    monkeypatch.setenv("TMPDIR", str(tmp))
+    others = {"jf.8", "prted.1", "data", "ompi.1", "h"}
+    for name in (*others, "jf.7"):
+        (tmp / name).mkdir(parents=True)
+    (tmp / f"ompi.{os.uname().nodename}.{os.getuid()}").symlink_to("h")
+    at = f"export PMIX_SERVER_TMPDIR; PMIX_SERVER_TMPDIR={tmp}"
+    both = f"mkdir {tmp}/ompi.$$ {tmp}/h/pid.$$; {at}/jf.7; rank 0 & {at}/data; rank 1 & wait"
     job = site.submit(1, "while :; do sleep 0.1; done", both)
     site.until_started(job)
+    assert list((tmp / "h").iterdir())
     site.cancel(job)
     assert site.ended(job).state is JobState.CANCELLED, site.story(job)
     site.until(job, lambda job: bool(job.survivors))
-    assert {"jf.7", "jf.8", "prted.1", "data"} & set(os.listdir(tmp_path)) == {
-        "jf.8",
-        "prted.1",
-        "data",
-    }
+    assert {path.name for path in tmp.iterdir() if not path.is_symlink()} == others
+    assert not list((tmp / "h").iterdir())
 
 
 def test_a_signal_to_the_supervisor_is_not_called_a_cancellation(site: Site) -> None:
