@@ -295,6 +295,8 @@ def resolve_run(given: Run, stdin: Stdin | None = None, cluster: Cluster | None 
             )
         found = programs.resolve_module(module, tuple(words), search)
     elif (asked := translate(words[words[0] == "--" :], once=given.once)).launcher:
+        if not search.made_there:
+            programs.check_there(asked.command[len(asked.ahead) :])
         search = replace(search, launched=asked.is_launcher)
         found = programs.resolve_command(asked.command, search)
         program = replace(found.program, local_rank=asked.local_rank)

@@ -34,6 +34,8 @@ _COMMAND = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _OPERATOR = re.compile(r"[;|<>&\n]")
 """Of a shell."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_ENDINGS = (".py", ".sh", *LANGUAGES)
+"""Of the names of files that are programs."""
 
 
 class Resolved(Struct, frozen=True):
@@ -141,12 +143,12 @@ def resolve_program(script: str, args: tuple[str, ...], search: Search = ANYWHER
 
 
 def _find_by_name(script: str) -> tuple[str, tuple[str, ...]]:
-    """For an absolute path that is not here, which a line of somebody else's names: a file here of
-    that name, or a bundled program; with what is said of it."""
+    """For the path that a bundled program has on somebody else's machine: a file here of that name,
+    or the bundled program; with what is said of it."""
     name = os.path.basename(script)
     if not os.path.isabs(script) or os.path.lexists(script) or "\0" in script:
         return script, ()
-    if not (os.path.isfile(name) or project_tree.find_bundled(name)):
+    if not project_tree.find_bundled(name):
         return script, ()
     which = "the file here" if os.path.isfile(name) else "the bundled program"
     return name, (f"there is no {script} here: running {which} of that name",)
@@ -177,7 +179,7 @@ def may_be_installed(script: str) -> bool:
     return (
         bool(_COMMAND.fullmatch(script))
         and script not in (*PYTHONS, *SHELLS)
-        and Path(script).suffix not in (".py", ".sh", *LANGUAGES)
+        and not script.endswith(_ENDINGS)
         and (os.path.isdir(script) or not os.path.lexists(script))
         and not project_tree.find_bundled(script)
     )
@@ -197,6 +199,15 @@ def check_quoted(word: str) -> None:
             f"{shown!r} is one word, and no file has that name",
             hint=f"`clusterctl run {own}`" + " runs that line on each rank" * line,
         )
+
+
+def check_there(words: Sequence[str]) -> None:
+    """Raises UsageError for a script that is not here, behind a launcher or variables: it would
+    fail on each node."""
+    word, *rest = words
+    missing = "/" not in word and not os.path.lexists(word) and not project_tree.find_bundled(word)
+    if missing and word.endswith(_ENDINGS):
+        raise make_missing_error(word, rest)
 
 
 def make_missing_error(script: str, args: Sequence[str] = ()) -> UsageError:
@@ -419,6 +430,8 @@ def find_similar(script: str) -> str:
     path = Path(script)
     if close := find_closest(path, _list_files(path.parent)):
         return str(path.with_name(close))
+    if path.parent != Path() and os.path.isfile(path.name):
+        return f"./{path.name}"
     if close := find_closest(path, own_project.list_commands(Path.cwd())):
         return close
     close = find_closest(path, list_bundled())
@@ -429,7 +442,7 @@ def _list_files(folder: Path) -> list[str]:
     """The names of the files there that may be programs; () where it cannot be read."""
     with suppress(OSError):
         found = (entry for entry in os.scandir(folder) if entry.is_file())
-        return [e.name for e in found if e.name.endswith((".py", ".sh", *LANGUAGES))]
+        return [e.name for e in found if e.name.endswith(_ENDINGS)]
     return []
 
 

@@ -392,12 +392,25 @@ def test_an_unreadable_script(here: Path) -> None:
 
 
 def test_a_path_of_another_machine_is_found_by_its_name(here: Path) -> None:
-    """As the seed's README has it; what is here goes before what is bundled."""
+    """As the seed's README has it; what is here goes before what is bundled. One of the user's own
+    is not taken for another file of its name."""
     found = resolve_command(["python3", "/test/multinode_ddp_mpi.py", "10"])
     assert (found.program.bundled, found.program.args) == (True, ("10",))
     (here / "multinode_ddp_mpi.py").touch()
     found = resolve_program("/test/multinode_ddp_mpi.py", ())
     assert not found.program.bundled
     assert "/test/multinode_ddp_mpi.py" in found.notes[0]
-    with pytest.raises(UsageError):
-        resolve_program("/test/nothing_like_it.py", ())
+    for path in ("/test/train.py", "tests/train.py", "/test/nothing_like_it.py"):
+        with pytest.raises(UsageError, match=f"no script named '{path}'") as caught:
+            resolve_program(path, ())
+        assert caught.value.hint == "did you mean ./train.py?" or "nothing" in path
+
+
+@rows("line", "program.a_script_that_is_not_here_starts_no_job")
+def test_a_script_that_is_not_here_starts_no_job(line: str, here: Path) -> None:
+    with pytest.raises(UsageError, match=r"no script named 'tran\.\w+'") as caught:
+        resolve_run(Run({"command": tuple(line.split())}))
+    assert caught.value.hint == "did you mean train.py?"
+    resolve_run(Run({"command": tuple(line.split()), "setup": "make"}))
+    (here / line.split()[-1]).touch(mode=0o755)
+    resolve_run(Run({"command": tuple(line.split())}))
