@@ -108,13 +108,22 @@ def remove_secrets(job: Job, cluster: Cluster, pool: Pool) -> None:
     for name in list_nodes(job, cluster):
         root, folder = quote(cluster.node(name).root), quote(locate_folder(job, cluster, name))
         note = f"mkdir -p {folder} && : >{folder}/{WITHDRAWN}"
-        commands[name] = f"cd {root} && {{ {_choose_umask(root)}; {note}; {_forget(folder)}; }}"
+        forget = _forget(job, cluster, name)
+        commands[name] = f"cd {root} && {{ {_choose_umask(root)}; {note}; {forget}; }}"
     pool.run(commands, timeout=ASK_TIMEOUT)
 
 
-def _forget(folder: str) -> str:
-    """The sh that removes the file of a job from that folder, as a word of sh."""
-    return f'rm -f "$(readlink {folder}/{FILE})" {folder}/{FILE}'
+def _forget(job: Job, cluster: Cluster, name: str) -> str:
+    """The sh that removes the file of a job from a node, also from memory where nothing leads to it
+    any more."""
+    path = quote(f"{locate_folder(job, cluster, name)}/{FILE}")
+    kept = f'{MEMORY}/clusterctl-"$(id -u)"/{_name_file(job, cluster, name)}'
+    return f'rm -f "$(readlink {path})" {path} {kept}'
+
+
+def _name_file(job: Job, cluster: Cluster, name: str) -> str:
+    """That of the file in the memory of a node."""
+    return f"{cluster.id}-{job.id}-{name}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -374,7 +383,7 @@ def put(
         ]
         if FILE in texts and system.places_ranks:
             before = texts.pop(FILE)[0].encode()
-            steps.append(keep_in_memory(scripts, before, f"{cluster.id}-{job.id}-{name}"))
+            steps.append(keep_in_memory(scripts, before, _name_file(job, cluster, name)))
         # Ownership is ours whoever packed it; the umask must not narrow the modes.
         steps.append("umask 022; TAR_OPTIONS= tar -xpof - ; s=$?; [ $s = 0 ] || exit $s")
         members = project_tree.pack_texts(
@@ -400,7 +409,8 @@ def put(
                 steps.append(project_tree.render_question(program, folder, node))
         folder = quote(folder)
         withdrawn = f"[ ! -e {folder}/{WITHDRAWN} ] || {{ echo the job was withdrawn >&2; false; }}"
-        end = f") && {{ {withdrawn}; }} || {{ s=$?; {_forget(folder)}; exit $s; }}"
+        forget = _forget(job, cluster, name)
+        end = f") && {{ {withdrawn}; }} || {{ s=$?; {forget}; exit $s; }}"
         steps = ["(", *steps, end]
         if starts:  # with the umask of the log-in, which a queue may hand on
             steps += [f"echo {STAGED}", _render_start(job, cluster)]

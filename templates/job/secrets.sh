@@ -16,9 +16,8 @@ if [ "$cctl_id" = 0 ] || [ -e "$cctl_linger/$(id -un)" ]; then
         cctl_kept=$cctl_memory/$cctl_name
     fi
 fi
-# The link comes first: whoever removes what it leads to finds all that there is.
-if [ -n "$cctl_kept" ] && ln -sfn "$cctl_kept" env && printf %s "$cctl_env" 2>/dev/null >"$cctl_kept"; then
-    :
+if [ -n "$cctl_kept" ] && printf %s "$cctl_env" 2>/dev/null >"$cctl_kept"; then
+    ln -sfn "$cctl_kept" env || exit
 else
     rm -f env ${cctl_kept:+"$cctl_kept"}
     printf %s "$cctl_env" >./env || exit
