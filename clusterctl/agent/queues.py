@@ -308,8 +308,10 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
         if os.path.exists(os.path.join(folder, "todo")):
             yield from tasks.tell(folder)
         if not native:
-            if not last or last.startswith("queued"):
-                yield from _tell_unsubmitted(folder, last)
+            if (not last or last.startswith("queued")) and _is_unsubmitted(folder):
+                yield from tasks.tell_stop(folder)
+                yield f"unsubmitted {int(time.time())}"
+                processes.remove(os.path.join(folder, "env"))
         elif asked is not None and _is_older(folder, asked):
             if own and not deaf:
                 if scripts.has_news(folder, said.get(native, "")):
@@ -327,9 +329,7 @@ def survey(root: str, system: str, *numbers: str) -> Iterator[str]:
                 if own and end and end.startswith("UNKNOWN") and scripts.may_be_late(folder):
                     continue
                 if end:
-                    cause = processes.read_text(os.path.join(folder, "stop"))
-                    if cause:
-                        yield f"stop {int(time.time())} {cause}"
+                    yield from tasks.tell_stop(folder)
                     yield f"gone {end}|{int(asked)}"
                     processes.remove(os.path.join(folder, "env"))  # nobody else is left to do so
 
@@ -399,18 +399,12 @@ def _is_older(folder: str, asked: float) -> bool:
     return all(os.stat(path).st_mtime < asked for path in paths if os.path.exists(path))
 
 
-def _tell_unsubmitted(folder: str, last: str) -> Iterator[str]:
+def _is_unsubmitted(folder: str) -> bool:
     """Unless somebody may still be about to hand it in."""
     age, limit = _find_age(os.path.join(folder, "state")), HAND_IN + LATE
     if age is None:
         age, limit = _find_age(folder), LATE
-    if age is not None and age < limit:
-        return
-    cause = processes.read_text(os.path.join(folder, "stop"))
-    if cause:
-        yield f"stop {int(time.time())} {cause}"
-    yield f"unsubmitted {int(time.time())}"
-    processes.remove(os.path.join(folder, "env"))
+    return age is None or age >= limit
 
 
 def _find_age(path: str) -> Optional[float]:

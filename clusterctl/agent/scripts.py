@@ -244,7 +244,7 @@ def note_end(folder: str) -> bool:
     if any(part.word not in (ALL_WELL, "FAILED") or part.code < 0 for part in parts):
         return False
     cause = processes.read_text(os.path.join(folder, "stop"))
-    lines: List[Tuple[Any, ...]] = [("stop", None, cause)] if cause else []
+    lines: List[Tuple[Any, ...]] = [("stop", None, cause)] * bool(cause)
     lines += [("exit", part.ended or None, at, part.code, 1) for at, part in enumerate(parts)]
     end = max(part.ended for part in parts) or None
     worst = next((part.code for part in parts if part.code), 0)

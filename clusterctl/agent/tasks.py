@@ -53,9 +53,13 @@ def list_facts(job: str, ended: str = "") -> List[str]:
 def tell(job: str) -> Iterator[str]:
     """What is known of a job whose tasks have not all ended well."""
     yield from list_facts(job)
+    yield from tell_stop(job)
+
+
+def tell_stop(job: str) -> List[str]:
+    """That somebody has told the job to end, where that is so."""
     cause = processes.read_text(os.path.join(job, "stop"))
-    if cause:
-        yield messages.write_line("stop", None, cause)
+    return [messages.write_line("stop", None, cause)] if cause else []
 
 
 def run(
