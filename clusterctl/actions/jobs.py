@@ -321,17 +321,21 @@ class Fetched(Struct, frozen=True):
                 " including its secrets"
             )
 
+    def make_missing_error(self, nodes: Sequence[str]) -> NodeUnreachable:
+        where = f"{', '.join(nodes)}, which did not answer: {self.missing[nodes[0]]}"
+        return NodeUnreachable(
+            f"outputs of job {self.job} are on {where}",
+            hint="repeat the command when it does; `clusterctl down --discard` removes the cluster"
+            " without them",
+            transient=True,
+        )
+
     def require_all(self) -> None:
         """Raises the first error of a node that not everything could be brought from."""
         for error in self.failed:
             raise error
-        for node, why in self.missing.items():
-            raise NodeUnreachable(
-                f"outputs of job {self.job} are on {node}, which does not answer: {why}",
-                hint="repeat the command when it does; `clusterctl down --discard` removes the"
-                " cluster without them",
-                transient=True,
-            )
+        if self.missing:
+            raise self.make_missing_error(list(self.missing))
         for node in self.gone:
             raise RecordError(f"job {self.job}: {node} {GONE}", hint="the other files are here")
 

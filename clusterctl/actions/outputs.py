@@ -191,14 +191,7 @@ def bring(
             at.report(f"job {job.id}: {count(len(got.brought.outputs), 'file')} in {got.folder}")
         troubles = list(got.failed)
         if silent := sorted(list_living(got.missing, living)):
-            troubles.append(
-                NodeUnreachable(
-                    f"outputs of job {job.id} are on {', '.join(silent)}, which did not answer:"
-                    f" {got.missing[silent[0]]}",
-                    hint="repeat the command when it does; with --discard, they are lost",
-                    transient=True,
-                )
-            )
+            troubles.append(got.make_missing_error(silent))
         if kept := got.brought.kept:
             more = f", as {len(kept) - 1} more" if kept[1:] else ""
             troubles.append(

@@ -285,7 +285,7 @@ def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
             return project
     project = _build(tree, plain, files)
     if project.compiled:
-        project = msgspec.structs.replace(plain, name=project.name, compiled=True)
+        project = replace(plain, name=project.name, compiled=True)
     home.make(path.parent)
     write_atomic(path, msgspec.json.encode(project))
     return project
@@ -396,7 +396,7 @@ def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Pro
                 call_uv(what, *words)
         except ClusterctlError as error:
             why = error.message.replace(f"{copy}/", "")
-            return msgspec.structs.replace(plain, problem=why)
+            return replace(plain, problem=why)
         return read_installed(out, plain, files, copy, tree.root)
 
 
@@ -424,7 +424,7 @@ def read_installed(
             own.append((name, data, 0o644))
         else:
             made.append((os.path.normpath(f"{top}/{name}"), data))
-    return msgspec.structs.replace(
+    return replace(
         plain,
         name=str(message_from_string(metadata)["Name"]),
         metadata=metadata,

@@ -142,7 +142,7 @@ def add_setup(
     found = packages or Packages("--setup", "", {})
     given = (f"{name}={value}" for name, value in sorted(variables.items()))
     digest = hash_parts(lines, *given, own_project.hash_files(tree.root, tree.files))
-    return msgspec.structs.replace(found, setup=digest)
+    return replace(found, setup=digest)
 
 
 def choose_packages(cluster: Cluster, python: str) -> Cluster:
@@ -683,7 +683,7 @@ def _resolve(q: _Question) -> Lock:
     with suppress(OSError, msgspec.DecodeError):
         stored = _locate_resolved(find_home(), key).read_bytes()
         return msgspec.json.decode(stored, type=Lock)
-    return msgspec.structs.replace(_ask_uv(q), key=key)
+    return replace(_ask_uv(q), key=key)
 
 
 def _ask_uv(q: _Question) -> Lock:

@@ -193,10 +193,9 @@ def check_quoted(word: str) -> None:
     line, first = bool(_OPERATOR.search(word)), words[0]
     known = first in (*PYTHONS, *SHELLS) or "=" in first or os.path.isfile(first) or which(first)
     if line or known:
-        shown = word if len(word) < 100 else f"{word[:97]}…"
         own = f"sh -c {shlex.quote(word) if word.isprintable() else '…'}" if line else f"-- {word}"
         raise UsageError(
-            f"{shown!r} is one word, and no file has that name",
+            f"{_cut(word)!r} is one word, and no file has that name",
             hint=f"`clusterctl run {own}`" + " runs that line on each rank" * line,
         )
 
@@ -210,20 +209,22 @@ def check_there(words: Sequence[str]) -> None:
         raise make_missing_error(word, rest)
 
 
+def _cut(text: str) -> str:
+    return text if len(text) < 100 else f"{text[:97]}…"
+
+
 def make_missing_error(script: str, args: Sequence[str] = ()) -> UsageError:
     """No file here, no program of ours and no command that is known has that name."""
     if os.path.isdir(script):
         return UsageError(f"{script} is a folder", hint="name the script in it")
-    shown = script if len(script) < 100 else f"{script[:97]}…"
-    return UsageError(f"no script named {shown!r}", hint=_suggest(script, args))
+    return UsageError(f"no script named {_cut(script)!r}", hint=_suggest(script, args))
 
 
 def _find(script: str, args: Sequence[str]) -> tuple[Path, bool]:
     """The file of that name, and whether it is a bundled one."""
     path = Path(script)
-    shown = script if len(script) < 100 else f"{script[:97]}…"
     if not script or "\0" in script:
-        raise UsageError(f"{shown!r} is not a path", hint="clusterctl run SCRIPT [ARGS...]")
+        raise UsageError(f"{_cut(script)!r} is not a path", hint="clusterctl run SCRIPT [ARGS...]")
     found = os.path.isfile(script)  # False, too, for a name that no file can have
     bundled = None if found else project_tree.find_bundled(script)
     if not found and bundled is None:

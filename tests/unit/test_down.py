@@ -279,7 +279,7 @@ def test_what_a_silent_worker_keeps_is_not_lost_unasked(
     said = call("down", "--fetch")
     assert said.code == 4
     assert "outputs of job 7 are on worker-2, which did not answer: nothing listens" in said.err
-    assert "with --discard, they are lost" in said.err
+    assert "`clusterctl down --discard` removes the cluster without them" in said.err
     assert Path("job-7/worker-1/model.pt").exists()
     assert not here.store.read_job(7).fetched
     assert stays(here)
