@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 from msgspec.structs import replace
@@ -28,12 +29,23 @@ from clusterctl.options.kinds import EC2
 from clusterctl.state.store import Store
 
 KINDS = ("nvidia", "cpu", "amd")
+_MAKES = re.compile(rf"{MAKES_IMAGE}({'|'.join(KINDS)})-[0-9a-f]{{6}}")
 TTL = 3 * 3600.0
 """Seconds until the machines end themselves, should nobody remove them: an hour to install, and one
 for EC2 to copy the disk."""
 FORGET_LIMIT = 120.0
 SMALLEST = {"cpu": "c7i.large"}
 """Beside its launcher that fits the 5 vCPUs of a new account."""
+
+
+def report_left(store: Store, report: Reporter) -> None:
+    """Says which clusters another `image ami` uses, or has left: it may have been killed."""
+    for old in store.list_clusters():
+        if found := _MAKES.fullmatch(old.name):
+            report(
+                f"cluster {old.name} of another `image ami {found[1]}` is still there,"
+                f" {costs.describe_bill(old)}: `clusterctl down {old.name}` removes it"
+            )
 
 
 def list_images(region: str) -> tuple[SavedImage, ...]:
@@ -84,12 +96,6 @@ def make_image(
         runtime=runtime,
         cloud=replace(cloud, region=region),
     )
-    for old in store.list_clusters():
-        if old.name.startswith(f"{MAKES_IMAGE}{kind}-"):
-            report(
-                f"cluster {old.name} of another `image ami {kind}` is still there,"
-                f" {costs.describe_bill(old)}: `clusterctl down {old.name}` removes it"
-            )
     name = aws.name_saved(up_plan.complete(spec, None), kind)
     for image in aws.list_saved(region):
         if image.name != name:

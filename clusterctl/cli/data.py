@@ -107,6 +107,8 @@ def image_ami(given: ImageAmi, console: Console) -> None:
     note = console.note if "making" in does else lambda line: None
     given = given.apply_limits(does, note)
     consent = (lambda question: True) if given.yes else console.consent
+    store = common.open_store()
+    machine_images.report_left(store, console.report)
     if given.kind is None:
         found = machine_images.list_images(given.region)
     elif given.remove:
@@ -116,7 +118,7 @@ def image_ami(given: ImageAmi, console: Console) -> None:
     else:
         runtime = given.values["runtime"]
         made = machine_images.make_image(
-            common.open_store(),
+            store,
             given.kind,
             runtime=Runtime(runtime) if runtime else None,
             cloud=CloudSpec(**given.pick_fields(CloudSpec)),

@@ -242,15 +242,18 @@ def test_images_of_others_stay_unless_that_is_said(monkeypatch: pytest.MonkeyPat
     assert remove(everyones=True) == [f"remove {id}" for id in owners]
 
 
-def test_machines_of_an_attempt_that_was_killed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [(), ("nvidia",), ("cpu", "--remove", "--yes")])
+def test_machines_of_an_attempt_that_was_killed_are_named(
+    words: tuple[str, ...], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = SavedImage(id="ami-1", name="mine-nvidia", kind="nvidia", state="available")
     provide(monkeypatch, "ec2", Making(there=(image,)))
-    store, told = open_store(), list[str]()
-    for name in ("image-nvidia-a1b2c3", "image-cpu-a1b2c3"):
-        store.save(cluster(name=name))
-    make(report=told.append)
-    [line] = [line for line in told if "still there" in line]
-    assert line.startswith("cluster image-nvidia-a1b2c3 of another `image ami nvidia` is still")
+    for name in ("image-nvidia-a1b2c3", "image-mine"):
+        open_store().save(cluster(name=name))
+    said = call("image", "ami", *words, *(("--runtime", "host") if words == ("nvidia",) else ()))
+    assert said.code == 0, said.err
+    [line] = [line for line in said.err.splitlines() if "still there" in line]
+    assert "cluster image-nvidia-a1b2c3 of another `image ami nvidia` is still there, $" in line
     assert line.endswith(": `clusterctl down image-nvidia-a1b2c3` removes it")
 
 
