@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -15,13 +16,21 @@ def settings(folder: Path) -> dict[str, str]:
     return {"UV_CONFIG_FILE": str(config), "UV_CACHE_DIR": str(folder / "cache")}
 
 
-def make(folder: Path, name: str, version: str, *requires: str, script: bool = False) -> None:
-    """A package with VERSION in it, and a command of its name with `script`."""
+def make(
+    folder: Path,
+    name: str,
+    version: str,
+    *requires: str,
+    script: bool = False,
+    files: Mapping[str, str] = {},
+) -> None:
+    """A package with VERSION in it, other `files`, and a command of its name with `script`."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
     main = "" if not script else "def main():\n    print(VERSION)\n"
     files = {
+        **files,
         f"{name}/__init__.py": f"VERSION = {version!r}\n{main}",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",

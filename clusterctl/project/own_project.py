@@ -142,6 +142,16 @@ from {module} import {first}
 
 sys.exit({function}())
 """
+_POETRY = "tool.poetry"
+_ASK_POETRY = """\
+import sys
+from pathlib import Path
+
+from poetry.core.factory import Factory
+
+for one in Factory().create_poetry(Path(sys.argv[1])).package.requires:
+    print(one.to_pep_508())
+"""
 
 
 class Project(msgspec.Struct, frozen=True):
@@ -160,6 +170,8 @@ class Project(msgspec.Struct, frozen=True):
     """Whether its build makes machine code: nodes do that, and only they know all of it."""
     content: str = ""
     """The digest of all of its files, where files of the build depend on them."""
+    listed: tuple[str, ...] = ()
+    """What it depends on, as Poetry reads it where no build says it."""
     problem: str = ""
     """Why it could not be built: what is said here is what its pyproject.toml says."""
 
@@ -204,14 +216,14 @@ def find_file(folder: Path) -> str:
     there = [name for name in FILES if (folder / name).is_file()]
     if "setup.cfg" in there and b"[metadata]" not in (folder / "setup.cfg").read_bytes():
         there.remove("setup.cfg")  # it has settings of other tools
-    if len(there) > 1 and there[0] == OWN_PROJECT and not _read_own_project(folder / OWN_PROJECT):
+    if len(there) > 1 and there[0] == OWN_PROJECT and not _read_table(folder / OWN_PROJECT):
         return there[1]
     return there[0] if there else ""
 
 
 def list_commands(folder: Path) -> list[str]:
     """The commands that the pyproject.toml of that folder declares; a build may make more."""
-    return [name for name, _, _ in _list_scripts(_read_own_project(folder / OWN_PROJECT))]
+    return [name for name, _, _ in _list_scripts(_read_table(folder / OWN_PROJECT))]
 
 
 def is_command(program: Program, tree: project_tree.Tree) -> bool:
@@ -238,7 +250,7 @@ def find_own_project(
 
 def list_requirements(tree: project_tree.Tree, folder: Path) -> list[str] | None:
     """What the project in that folder depends on; None where no build here says so."""
-    table = _read_own_project(folder / OWN_PROJECT)
+    table = _read_table(folder / OWN_PROJECT)
     if "dependencies" in table:
         return list(table["dependencies"])
     if table and "dependencies" not in table.get("dynamic", ()):
@@ -246,7 +258,14 @@ def list_requirements(tree: project_tree.Tree, folder: Path) -> list[str] | None
     project = build_own_project(tree, folder)
     if project.compiled:
         return None
-    return message_from_string(project.metadata).get_all(_REQUIRES) or []
+    return list(project.listed) or message_from_string(project.metadata).get_all(_REQUIRES) or []
+
+
+def list_as_poetry(tree: project_tree.Tree, file: Path) -> tuple[str, ...]:
+    """What a project of Poetry's depends on that builds no package; () for any other one."""
+    inside = file.name == OWN_PROJECT and file.is_relative_to(tree.root)
+    poetrys = inside and _read_table(file, _POETRY)
+    return build_own_project(tree, file.parent).listed if poetrys else ()
 
 
 def leave_out_unbuilt(tree: project_tree.Tree, project: Project) -> Project:
@@ -272,7 +291,10 @@ def equip_own_project(tree: project_tree.Tree, projects: Sequence[Project]) -> p
 def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
     """What a build makes of the project in that folder; once for the files that decide it."""
     plain = _describe(tree, folder)
-    if plain.compiled or not (find_file(folder) and _has_build(folder)):
+    file = find_file(folder)
+    poetry = _read_table(folder / file, _POETRY) if file == OWN_PROJECT else {}
+    builds = bool(file) and _has_build(folder) and poetry.get("package-mode", True)
+    if plain.compiled or not (builds or poetry):
         return plain
     files = list_files(tree, plain.folder)
     key = hash_parts(sys.version, hash_deciding(tree, plain.folder))
@@ -283,7 +305,9 @@ def build_own_project(tree: project_tree.Tree, folder: Path) -> Project:
         fresh = not project.content or project.content == hash_files(tree.root, files)
         if fresh and (not project.problem or path.stat().st_mtime > time.time() - TRY_AGAIN):
             return project
-    project = _build(tree, plain, files)
+    project = _build(tree, plain, files) if builds else plain
+    if poetry and (project.problem or not builds):
+        project = _ask_poetry(project, folder)
     if project.compiled:
         project = replace(plain, name=project.name, compiled=True)
     home.make(path.parent)
@@ -325,7 +349,7 @@ def _has_build(folder: Path) -> bool:
 def needs_build(tree: project_tree.Tree) -> bool:
     """Whether only a build knows the metadata of some project in the tree."""
     for folder in {(tree.root / n).parent for n in tree.files if os.path.basename(n) in FILES}:
-        table = _read_own_project(folder / OWN_PROJECT)
+        table = _read_table(folder / OWN_PROJECT)
         static = table.get("name") and table.get("version") and not table.get("dynamic")
         if not static and _has_build(folder):
             return True
@@ -400,6 +424,16 @@ def _build(tree: project_tree.Tree, plain: Project, files: Sequence[str]) -> Pro
         return read_installed(out, plain, files, copy, tree.root)
 
 
+def _ask_poetry(project: Project, folder: Path) -> Project:
+    """With what it depends on: Poetry reads that of a project, too, which it does not build."""
+    options = ("--quiet", "--no-project", "--isolated", "--python", sys.executable)
+    words = ("--with", "poetry-core", "python", "-", str(folder))
+    said = run_uv("run", *options, *words, stdin=_ASK_POETRY.encode())
+    if said.ok:
+        return replace(project, listed=tuple(said.text.splitlines()))
+    return replace(project, problem=project.problem or said.why)
+
+
 def read_installed(
     out: Path, plain: Project, files: Sequence[str], copy: Path, root: Path
 ) -> Project:
@@ -462,7 +496,7 @@ def _find_places(packaged: Iterable[str], files: Sequence[str]) -> tuple[list[st
 
 def _describe(tree: project_tree.Tree, folder: Path) -> Project:
     """The project as far as its pyproject.toml says what it is."""
-    table = _read_own_project(folder / OWN_PROJECT)
+    table = _read_table(folder / OWN_PROJECT)
     name = table.get("name")
     place = str(folder.relative_to(tree.root))
     inner = folder / "src" if (folder / "src").is_dir() else folder
@@ -491,10 +525,12 @@ def _list_scripts(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield name, found[1], found[2]
 
 
-def _read_own_project(path: Path) -> Mapping[str, Any]:
-    """The table [project]; empty for a file that is not there, or is not understood, which is said
-    where its packages are looked for."""
+def _read_table(path: Path, name: str = "project") -> Mapping[str, Any]:
+    """That table; empty for a file that is not there, or is not understood, which is said where its
+    packages are looked for."""
+    table: Any = {}
     with suppress(UsageError, OSError):
-        table = read_toml(path).get("project")
-        return table if isinstance(table, dict) else {}
-    return {}
+        table = read_toml(path)
+        for key in name.split("."):
+            table = table.get(key) if isinstance(table, dict) else None
+    return table if isinstance(table, dict) else {}

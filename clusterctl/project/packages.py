@@ -305,6 +305,9 @@ def find_package_files(resolved: Resolved, given: str, python: str = "") -> Want
         )
     if found and found.file and name == PROJECT:
         parts = (*_list_default_groups(found.file), *parts)
+    if found and found.file and not parts:
+        lines = own_project.list_as_poetry(resolved.tree, found.file)
+        found = replace(found, lines="".join(f"{line}\n" for line in lines) or found.lines)
     if found:
         return replace(found, options=tuple(parts))
     return Wanted(f"--python {python}") if python else None

@@ -18,6 +18,7 @@ from tests import wheels
 from tests.unit.calling import Call
 from tests.unit.making import cluster, node
 from tests.unit.packaged import (
+    BUILT,
     HERE,
     Install,
     find,
@@ -34,6 +35,24 @@ from tests.unit.packaged import (
 
 __all__ = ["index", "install", "project"]
 
+FACTORY = """\
+import re
+from types import SimpleNamespace
+
+class Factory:
+    def create_poetry(self, folder):
+        text = (folder / "pyproject.toml").read_text()
+        text = text[text.index("dependencies]"):].partition("[build-system]")[0]
+        rows = re.findall(r'(?m)^(\\w+) = (?:"(.*)"|{ path = "(.*)" })$', text)
+        lines = [
+            f"{name} @ file://{folder / path}" if path else name + version
+            for name, version, path in rows
+            if name != "python"
+        ]
+        requires = [SimpleNamespace(to_pep_508=line.format) for line in lines]
+        return SimpleNamespace(package=SimpleNamespace(requires=requires))
+"""
+"""As far as tests need that of Poetry."""
 SPECS = "a==1\nb==2.1\nc==2.1\nd==1.*\ne\nf>1\ng==1.*\n"
 CONDA = """\
 name: mine  # of a paper
@@ -139,6 +158,33 @@ def test_projects_of_the_tree_bring_what_they_need_and_are_used_where_they_lie(
     folders = {one.folder for one in find_projects(resolve_program("train.py", ()), "", worker)}
     assert folders == {"libs/one", "libs/two"}
     assert not list(Path("libs").glob("*/left-behind")), "builds write into a copy"
+
+
+@pytest.mark.parametrize("build", ["", BUILT], ids=["plain", "unbuilt"])
+def test_a_project_of_poetrys_that_is_no_package_gets_what_it_depends_on(
+    build: str, project: Path, index: Path, install: Install, tmp_path: Path
+) -> None:
+    """Poetry does not build it, and neither has it to say how."""
+    wheels.make(index, "poetry_core", "2.0", files={"poetry/core/factory.py": FACTORY})
+    mode = "" if build else "package-mode = false\n"
+    lines = 'python = "^3.10"\ndemo = "<2"\nhelper = { path = "lib" }\n'
+    Path("pyproject.toml").write_text(
+        f"[tool.poetry]\n{mode}[tool.poetry.dependencies]\n{lines}{build}"
+    )
+    Path("lib").mkdir()
+    Path("lib/pyproject.toml").write_text('[project]\nname = "helper"\nversion = "7"\n')
+    for given in ("", "pyproject.toml"):
+        wanted = find(given)
+        assert wanted
+        assert wanted.source == "pyproject.toml"
+    worker = here("worker-1", tmp_path)
+    install("", worker)
+    assert run(python_of(worker), "train.py") == "1.0\n"
+    projects = find_projects(resolve_program("train.py", ()), "", worker)
+    assert [one.folder for one in projects] == [".", "lib"]
+    assert [bool(one.warning) for one in projects] == [bool(build), False]
+    Path("pyproject.toml").write_text("[tool.poetry]\ndependencies = 7\n")
+    assert "cannot be built" in find_projects(resolve_program("train.py", ()))[0].warning
 
 
 @pytest.mark.parametrize("locked", [False, True])
