@@ -54,13 +54,15 @@ def check_node_loss(wanted: str, cluster: Cluster) -> None:
 
 
 def is_due(store: Store, job: Job) -> bool:
-    """Whether a job that asked for it may have to continue after a loss, and nobody has done that
-    yet: its clusterctl was away."""
-    return (
-        job.spec.on_node_loss in (REPLACE, SHRINK)
-        and job.state is JobState.FAILED
-        and all(other.rerun_of != job.id for other in store.list_jobs())
-    )
+    """Whether a job may have to continue after a loss, and nobody has done that yet: its clusterctl
+    was away. One that did not say so continues only on the cluster that it had."""
+    if job.state is not JobState.FAILED or job.purpose or job.spec.on_node_loss == FAIL:
+        return False
+    if not job.spec.on_node_loss:
+        clusters = store.list_clusters()
+        if not any(c.id == job.cluster_id and _find_wish(job, c) == REPLACE for c in clusters):
+            return False
+    return all(other.rerun_of != job.id for other in store.list_jobs())
 
 
 def run_again(
@@ -255,11 +257,14 @@ def _list_lost(store: Store, job: Job) -> tuple[str, ...]:
     return tuple(result.node for result in results if not result.ok)
 
 
-def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:
+def _find_wish(job: Job, cluster: Cluster) -> str:
     # The points of a sweep that a lost node had are run by others, once: no job has to do it again.
     kept = cluster.attached or cluster.charges or job.spec.is_sweep
-    usual = FAIL if kept else REPLACE
-    wanted = job.spec.on_node_loss or usual
+    return job.spec.on_node_loss or (FAIL if kept else REPLACE)
+
+
+def _choose(job: Job, cluster: Cluster, lost: tuple[str, ...]) -> str:
+    wanted = _find_wish(job, cluster)
     possible = not cluster.attached if wanted == REPLACE else _count_left(job, lost) > 0
     return wanted if possible else FAIL
 

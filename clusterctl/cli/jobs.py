@@ -137,20 +137,21 @@ def _print(
     from clusterctl.actions import node_loss  # with all of `run`
 
     where, follow = (given.cluster, console.report), given.follow
-    silent = True
+    silent, cut = True, None
     try:
         for pieces in actions_jobs.read_logs(store, number, *where, follow=follow, rank=given.rank):
             printer(pieces)
             silent = silent and not pieces
-    except NodeUnreachable:
-        if not (given.follow and node_loss.is_due(store, store.read_job(number))):
-            raise
+    except NodeUnreachable as error:
+        cut = error
     job = store.read_job(number)
     if given.follow and node_loss.is_due(store, job):
-        return _continue(store, job, console, printer).id
+        job = _continue(store, job, console, printer)
+    if cut and job.id == number:
+        raise cut
     if silent and job.program_exit_code is not None and job.spec.program.kind is ProgramKind.BATCH:
         console.note(f"job {number} has no output where its script sends it")
-    return number
+    return job.id
 
 
 def _continue(store: Store, job: Job, console: Console, printer: output.Printer) -> Job:

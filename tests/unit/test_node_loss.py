@@ -20,7 +20,7 @@ from clusterctl.core.model import Charge
 from clusterctl.errors import LaunchError, NodeUnreachable, UsageError
 from clusterctl.options.verbs import Run
 from tests.unit.calling import Call
-from tests.unit.making import spec
+from tests.unit.making import job, spec
 from tests.unit.staged import Staged, lab
 from tests.unit.tables import rows
 
@@ -350,11 +350,26 @@ def test_a_detached_job_shrinks_without_a_clusterctl(
     assert numbers(site) == [1]
 
 
-@pytest.mark.parametrize("policy", ["", "fail"])
-def test_a_job_that_asked_for_nothing_is_only_followed(
-    site: Staged, tmp_path: Path, call: Call, policy: str
+def test_a_job_that_was_not_followed_is_due_to_continue_as_run_would(site: Staged) -> None:
+    def is_due(policy: str, **changes: Any) -> bool:
+        what = spec(on_node_loss=policy)
+        failed = job(site.where, what, id=7, state=JobState.FAILED, finished=3.0, **changes)
+        return node_loss.is_due(site.store, failed)
+
+    assert [is_due(policy) for policy in ("", "replace", "shrink")] == [True, True, True]
+    assert not is_due("fail")
+    assert not is_due("", purpose="bench")
+    assert not is_due("", cluster_id="lab-of-earlier")
+    assert is_due("replace", cluster_id="lab-of-earlier")
+    theirs = replace(site.where, identity="", spec=replace(site.where.spec, provider="hosts"))
+    site.store.save(theirs)
+    assert not is_due("")
+
+
+def test_a_job_that_is_not_to_continue_is_only_followed(
+    site: Staged, tmp_path: Path, call: Call
 ) -> None:
-    run_away(site, tmp_path, policy)
+    run_away(site, tmp_path, "fail")
     assert call("logs", "1", "-f").code == 4, "as run would"
     assert call("logs", "1").code == 0
     assert numbers(site) == [1]
