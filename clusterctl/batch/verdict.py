@@ -313,18 +313,22 @@ def is_disk_full(job: Job) -> bool:
 
 def is_cut_off(job: Job, node: str) -> bool:
     """Whether a job failed only because that node, which answers again, was away for a while."""
-    return job.state is JobState.FAILED and _AWAY.format(node) in job.reason.split(", ")
+    return job.state is JobState.FAILED and _AWAY.format(node) in _split(job)
 
 
 def is_reclaimed(job: Job, node: str) -> bool:
     """Whether EC2 has announced the end of that node, a spot instance, while the job ran. The node
     may still answer for two minutes."""
-    return EVENTS["spot"].format(node) in job.reason.split(", ")
+    return EVENTS["spot"].format(node) in _split(job)
 
 
 def has_restarted(job: Job, node: str) -> bool:
     """Whether that node restarted while the job ran, as far as it has said so. It may answer."""
-    return EVENTS["restarted"].format(node) in job.reason.split(", ")
+    return EVENTS["restarted"].format(node) in _split(job)
+
+
+def _split(job: Job) -> list[str]:
+    return job.reason.removeprefix(f"{NO_RANK}: ").split(", ")
 
 
 def note_restart(job: Job, names: Sequence[str]) -> Job:
@@ -390,7 +394,10 @@ def _find_first_failure(job: Job, last: Attempt) -> RankFailure | None:
     if job.spec.launcher == "torchrun":
         return None
     rank, code = last.blamed
-    return RankFailure(rank=rank, node=job.find_node(rank), exit_code=code) if code else None
+    node = job.find_node(rank)
+    if not code or last.events.get(node) == "restarted":  # where its wrapper starts no program
+        return None
+    return RankFailure(rank=rank, node=node, exit_code=code)
 
 
 def _is_after_loss(code: int) -> bool:

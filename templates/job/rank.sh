@@ -13,6 +13,7 @@ if [ "${1-}" = own ]; then cctl_own=yes && shift; fi # what the stub has started
 eval "$cctl_numbers"
 [ -n "$cctl_rank" ] || { echo 'clusterctl: no launcher program has given a rank to this process' >&2; exit 6; }
 cctl_out=$cctl_job/out/rank-$cctl_rank
+[ -e "$cctl_job/env" ] || { echo "clusterctl: rank $cctl_rank has no variables: $cctl_node restarted, or the job has ended" >&2; exit 6; }
 [ -z "$cctl_batch" ] || trap '' USR1 USR2 # warnings for the batch script, which launchers pass on to all
 
 await() { # until $cctl_child has ended, with $cctl_code. A trap sets $cctl_caught: what a `wait` says that a
@@ -76,7 +77,7 @@ take_gpu() { # NUMBER: whether no other job on this node has that GPU; until thi
 # Others after each start of this node. A container has its host's boot id, and a first process of its own.
 # Nodes of a batch system share the folder.
 { read -r cctl_boot && read -r cctl_first </proc/1/stat; } </proc/sys/kernel/random/boot_id
-[ -n "$cctl_batch" ] || printf '%s\n' "$cctl_boot" "$cctl_first" >"$cctl_job/out/boot"
+[ -n "$cctl_batch" ] || [ -e "$cctl_job/out/boot" ] || printf '%s\n' "$cctl_boot" "$cctl_first" >"$cctl_job/out/boot"
 count_oom; cctl_before=$cctl_oom
 RANK=$cctl_rank; eval "set -- $cctl_program"
 if [ -n "$cctl_resume" ] && [ -s "$cctl_job/snapshot-$cctl_attempt.sh" ]; then
@@ -101,7 +102,8 @@ trap 'cctl_caught=yes; (set -C; echo "$cctl_attempt" >"$cctl_out.term") 2>/dev/n
 trap 'cctl_caught=yes' INT HUP
 {
     LOCAL_RANK=$cctl_local WORLD_SIZE=$cctl_world LOCAL_WORLD_SIZE=$cctl_local_world CLUSTERCTL_RANK=$cctl_rank
-    export RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE CLUSTERCTL_RANK
+    CLUSTERCTL_ATTEMPT=$cctl_attempt # points of a sweep and ranks without a launcher have none yet
+    export CLUSTERCTL_ATTEMPT RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE CLUSTERCTL_RANK
     eval "$cctl_alone"
     exec "$@"
 } <"$cctl_in" >>"$cctl_out.out" 2>>"$cctl_out.err" 8>&- &

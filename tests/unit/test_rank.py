@@ -176,7 +176,8 @@ def test_a_process_by_itself_is_no_rank(hostname: str, tmp_path: Path) -> None:
     ours = {name for name in seen if name.startswith("CLUSTERCTL_")}
     left = seen.keys() & {*told, *meets, "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
     assert left == ({"SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE"} if not hostname else set())
-    assert (ours, seen["OMPI_MCA_btl"]) == ({"CLUSTERCTL_JOB", "CLUSTERCTL_RANK"}, "self")
+    assert ours == {"CLUSTERCTL_JOB", "CLUSTERCTL_RANK", "CLUSTERCTL_ATTEMPT"}
+    assert seen["OMPI_MCA_btl"] == "self"
     assert rank.said(0, "exit").split()[0] == "0"
 
 
@@ -525,6 +526,24 @@ def test_what_came_over_a_node_is_told(tmp_path: Path) -> None:
     (folder / "out" / "boot").write_text("another\n")
     said = processes(folder, "none;", "look")
     assert [line for line in said if "node" in line] == ["node restarted", "node spot"]
+
+
+def test_a_node_that_restarted_before_the_turn_of_the_job_starts_no_program(
+    tmp_path: Path,
+) -> None:
+    """It has removed the variables, and the code of sh for a missing file is not the program's."""
+    folder = tmp_path / "jobs" / "7"
+    rank = Rank(folder, "exit 3", {})
+    (folder / "env").unlink()
+    (folder / ".staged").touch()
+    (folder / "out").mkdir()
+    (folder / "out" / "boot").write_text("another\n")
+    with rank.start(OMPI) as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (6, b"")
+    assert b"worker-1 restarted" in err
+    assert [path.name for path in (folder / "out").iterdir()] == ["boot"]
+    assert "node restarted" in processes(folder, "none;", "look")
 
 
 def test_a_container_that_started_again_restarted(tmp_path: Path) -> None:
