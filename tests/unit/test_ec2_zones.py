@@ -507,8 +507,9 @@ def test_a_cluster_that_others_have_removed_is_not_extended(
 
     Gone.living = living
     spec.save_state(tmp_path, ProviderState(id="lab-1", region="us-east-1", guarded=True))
+    made = cluster(account="123456789012", deadline=NOW + HOUR)
     with pytest.raises(ProviderError, match=said) as caught:
-        Ec2Provider(Gone).extend(cluster(account="123456789012"), tmp_path, NOW + DAY)
+        Ec2Provider(Gone).extend(made, tmp_path, NOW + DAY)
     assert "clusterctl up lab" in caught.value.hint
 
 
