@@ -73,6 +73,8 @@ from clusterctl.transport.pool import Pool
 # Why a job failed, and what to do, in words.
 
 
+NOT_FOUND = 127
+"""What a shell exits with where there is no such command."""
 REMARKS = 64_000
 """Bytes at the end of a failed rank's stderr that are searched for the cause."""
 
@@ -103,12 +105,35 @@ def suggest(store: Store, job: Job, remarks: str = "") -> str:
         return why
     if found is None:
         why = messages.explain_exit(failure.exit_code, job)
+        if failure.exit_code == NOT_FOUND:
+            target = os.path.basename(job.spec.program.target)
+            part = own_project.find_part(Path.cwd(), target)
+            why = f"`run {part} …` installs {target}" if part else why
     else:
-        advice = messages.advise(found.message.advice, job)
+        advice = _find_package(job, found.package) or found.advise(job)
+        files = [path.name for path in Path().glob("*.py") if path.stem != found.module]
+        if found.module and (close := programs.find_closest(Path(found.module), files)):
+            advice = f"did you mean {close.removesuffix('.py')}? Otherwise, {advice}"
         why = f"{found.line}\n  {found.message.cause}; {advice}"
     words = next(filter(None, map(messages.find_last_words, said.values())), "")
     last = f"rank {failure.rank} on {failure.node} said at last: {words}"
     return "\n".join(filter(None, (why, last if words and remarks and not own else "")))
+
+
+def _find_package(job: Job, package: str) -> str:
+    """How the job gets a package that the files here name; "" where they do not."""
+    spec = job.spec
+    if not package:
+        return ""
+    if part := own_project.find_part(Path.cwd(), package):
+        return f"`run {part} …` installs {package}, as {own_project.OWN_PROJECT} says"
+    given = Path("requirements.txt")
+    if spec.packages or spec.venv or spec.modules or spec.container or not given.is_file():
+        return ""
+    listed = Wanted(str(given), text=given.read_text(errors="replace"))
+    if project_packages.is_named(listed, package):
+        return f"{given} lists it: leave out `--requirements {NONE}`"
+    return ""
 
 
 def explain_failure(job: Job, said: str = "") -> ClusterctlError | None:

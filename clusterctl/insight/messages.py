@@ -36,10 +36,11 @@ class Ending(Struct, frozen=True):
 
 class Tables(Struct, frozen=True):
     """messages.toml. `exits`: what to do about exit codes of programs that have said nothing that
-    the table knows."""
+    the table knows; `packages`: those of modules that have another name."""
 
     messages: tuple[Message, ...]
     exits: dict[int, str]
+    packages: dict[str, str]
     endings: tuple[Ending, ...]
 
 
@@ -54,6 +55,11 @@ MEETINGS = frozenset({"gloo-size", "mpi-truncated"})
 BATCH_MEMORY = "batch-memory"
 """The row of a batch system that has killed a rank, which can print nothing itself."""
 
+MODULE = "module"
+"""The row of a package that is missing."""
+
+_MODULE = re.compile(r"No module named '?(\w+)")
+
 TIMEOUTS = frozenset({"gloo-timeout", "nccl-timeout"})
 """Rows that ranks print when they have waited for others in a collective for too long."""
 
@@ -63,6 +69,22 @@ class Match(Struct, frozen=True):
 
     message: Message
     line: str
+
+    @property
+    def module(self) -> str:
+        """The module of Python that it does not find; "" for other messages."""
+        found = _MODULE.search(self.line) if self.message.name == MODULE else None
+        return found[1] if found else ""
+
+    @property
+    def package(self) -> str:
+        """The package that has this module."""
+        return load_tables().packages.get(self.module, self.module)
+
+    def advise(self, job: Job) -> str:
+        advice = self.message.advice
+        advice = advice.replace("list it", f"list {self.package}") if self.package else advice
+        return advise(advice, job)
 
 
 def find_known_message(text: str) -> Match | None:

@@ -124,6 +124,8 @@ def check_command(word: str, packages: Packages, node: Node, pool: Pool) -> None
     if not result.ok:
         close = find_closest(Path(word), result.text.split())
         other = f"for a command that only nodes of the job have: clusterctl run -- {word}"
+        if part := own_project.find_part(Path(packages.file).parent, word):
+            other = f"{part} has it: clusterctl run {part} {word}"
         raise UsageError(
             f"no script named {word}, and no package of {packages.source} has such a command",
             hint=f"did you mean {close}?" if close else other,

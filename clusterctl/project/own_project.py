@@ -226,6 +226,44 @@ def list_commands(folder: Path) -> list[str]:
     return [name for name, _, _ in _list_scripts(_read_table(folder / OWN_PROJECT))]
 
 
+def _list_parts(folder: Path) -> dict[str, Sequence[Any]]:
+    """The extras and groups that its pyproject.toml has, as options, with what they ask for."""
+    names = {"--extra": "project.optional-dependencies", "--group": "dependency-groups"}
+    return {
+        f"{option} {make_plain_name(name)}": lines
+        for option, table in names.items()
+        for name, lines in _read_table(folder / OWN_PROJECT, table).items()
+    }
+
+
+def check_parts(folder: Path, parts: Sequence[str]) -> None:
+    """Raises UsageError for an extra or a group that a pyproject.toml does not have, as far as it
+    says that itself."""
+    table, there = _read_table(folder / OWN_PROJECT), _list_parts(folder)
+    for kind, name in zip(parts[::2], parts[1::2], strict=True):
+        told = "name" in table and "optional-dependencies" not in table.get("dynamic", ())
+        if (
+            f"{kind} {make_plain_name(name)}" not in there
+            and (told or kind == "--group")
+            and name != "dev"
+        ):
+            raise UsageError(
+                f"{OWN_PROJECT} has no {kind[2:]} {name}",
+                hint=f"it has {', '.join(there) or 'none'}",
+            )
+
+
+def find_part(folder: Path, package: str) -> str:
+    """The option for the extra or group of the project in that folder which has that package; ""
+    where none has."""
+    for option, lines in _list_parts(folder).items():
+        for line in filter(lambda one: isinstance(one, str), lines):
+            found = re.match(r"[\w.-]*", line.strip())
+            if found and make_plain_name(found[0]) == make_plain_name(package):
+                return option
+    return ""
+
+
 def is_command(program: Program, tree: project_tree.Tree) -> bool:
     """Whether the program is a command of the project around it, as its build says."""
     folder = find_folder(program, tree.root)

@@ -304,6 +304,7 @@ def find_package_files(resolved: Resolved, given: str, python: str = "") -> Want
             hint="leave it out, or name that file with --requirements",
         )
     if found and found.file and name == PROJECT:
+        own_project.check_parts(found.file.parent, parts)
         parts = (*_list_default_groups(found.file), *parts)
     if found and found.file and not parts:
         lines = own_project.list_as_poetry(resolved.tree, found.file)

@@ -31,6 +31,17 @@ CLOSE = 0.8
 """How alike the name of a program has to be to what was typed: `get_close_matches`."""
 
 _COMMAND = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
+_INTERPRETERS = {
+    ".sh": "bash",
+    ".R": "Rscript",
+    ".r": "Rscript",
+    ".jl": "julia",
+    ".pl": "perl",
+    ".rb": "ruby",
+    ".lua": "lua",
+    ".js": "node",
+}
+"""What starts a script that may not be executed, by the ending of its name."""
 _OPERATOR = re.compile(r"[;|<>&\n]")
 """Of a shell."""
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
@@ -96,7 +107,7 @@ def resolve_program(script: str, args: tuple[str, ...], search: Search = ANYWHER
         return resolve_command((script, *args), search)
     if _is_module(script):
         return resolve_module(script, args, search)
-    if not search.sources and may_be_installed(script):
+    if not (search.sources or _installs(script, args)) and may_be_installed(script):
         return replace(resolve_command((script, *args), search), installed=True)
     script, notes = _find_by_name(script)
     path, bundled = _find(script, args)
@@ -183,6 +194,10 @@ def may_be_installed(script: str) -> bool:
         and (os.path.isdir(script) or not os.path.lexists(script))
         and not project_tree.find_bundled(script)
     )
+
+
+def _installs(script: str, args: Sequence[str]) -> bool:
+    return script in ("pip", "pip3") and [*args[:1]] == ["install"]
 
 
 def check_quoted(word: str) -> None:
@@ -349,8 +364,9 @@ def _find_kind(path: Path) -> ProgramKind:
         return ProgramKind.BINARY
     raise UsageError(
         f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
-        hint=f"chmod +x {name}, if it should be run as it is"
-        + (f"; or clusterctl run bash {name}" if path.suffix == ".sh" else ""),
+        hint=f"clusterctl run -- {_INTERPRETERS[path.suffix]} {name}"
+        if path.suffix in _INTERPRETERS
+        else f"chmod +x {name}, if it should be run as it is",
     )
 
 
@@ -419,6 +435,15 @@ def _suggest(script: str, args: Sequence[str]) -> str:
         return f"did you mean {similar}?"
     if script in (row.emits for row in BATCH_SYSTEMS.values()):
         return f"leave out {script}: clusterctl run [OPTIONS] SCRIPT hands in a batch script"
+    if _installs(script, args):
+        found = re.search(r"\[([\w., -]+)\]", " ".join(args))
+        extras = [f"--extra {name.strip()} " for name in found[1].split(",")] if found else []
+        return (
+            "what the project's files ask for is installed by itself:"
+            f" `clusterctl run {''.join(extras)}SCRIPT`; --requirements FILE names others"
+        )
+    if part := own_project.find_part(Path.cwd(), script):
+        return f"{part} of {own_project.OWN_PROJECT} has it: clusterctl run {part} {script}"
     if which(script):
         return f"for a command of the nodes: clusterctl run -- {shlex.join((script, *args))}"
     if close := find_closest(Path(script), PYTHONS):

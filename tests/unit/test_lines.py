@@ -15,7 +15,7 @@ import pytest
 from clusterctl.actions.common import open_store
 from clusterctl.actions.run import suggest
 from clusterctl.batch.direct import LEAST_OUTPUT
-from clusterctl.core.job import JobState, RankFailure
+from clusterctl.core.job import JobState, Program, ProgramKind, RankFailure
 from clusterctl.jobs import records
 from clusterctl.jobs.records import read_stored
 from clusterctl.project import program
@@ -24,7 +24,7 @@ from clusterctl.state.home import KEPT_JOBS
 from clusterctl.state.store import Store
 from tests.unit.calling import Call
 from tests.unit.followed import ENDED, Site, agent, site, text
-from tests.unit.making import job
+from tests.unit.making import job, spec
 from tests.unit.scripts import processes
 
 
@@ -43,12 +43,26 @@ def failed(text: str, remarks: str = "", folder: str = "worker-2", **changes: st
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("ModuleNotFoundError: No module named 'transformers'", "requirements.txt"),
+        ("ModuleNotFoundError: No module named 'transformers'", "list transformers in"),
+        ("ModuleNotFoundError: No module named 'sklearn.svm'", "list scikit-learn in"),
+        ("ModuleNotFoundError: No module named 'helprs'", "did you mean helpers? Otherwise, "),
+        ("ModuleNotFoundError: No module named 'yaml'", "`run --extra more …` installs pyyaml, "),
+        ("python3: No module named pytest.__main__", "`run --group dev …` installs pytest, "),
+        ("ImportError: No module named 'cv2'", "lists it: leave out `--requirements none`"),
         ("OSError: [Errno 98] Address already in use", "port"),
         ("x" * 100_000 + "\nRuntimeError: CUDA out of memory", "smaller batch"),
     ],
 )
-def test_a_failed_run_says_what_to_do(text: str, hint: str) -> None:
+def test_a_failed_run_says_what_to_do(
+    text: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("helpers.py").touch()
+    Path("requirements.txt").write_text("opencv-python-headless>=4\n")
+    Path("pyproject.toml").write_text(
+        '[project.optional-dependencies]\nmore = ["PyYAML>=6"]\n[dependency-groups]\n'
+        'dev = ["pytest-cov", {include-group = "x"}, "pytest>=8"]\n'
+    )
     line, advice = failed(f"Traceback (most recent call last):\n{text}\n").split("\n")
     assert line == text.rpartition("\n")[2]
     assert hint in advice
@@ -101,6 +115,20 @@ def test_a_file_that_git_ignores_was_not_copied(
     assert "data push" in program.explain_missing_file(f"{wanted}'{tmp_path}/data/kept.bin'\n")
     shutil.rmtree(".git")
     assert "`--stage .`" in program.explain_missing_file(f"{wanted}'data/kept.bin'\n")
+
+
+def test_a_command_of_an_extra_that_was_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failure = RankFailure(rank=1, node="worker-2", exit_code=127)
+    what = spec(program=Program(kind=ProgramKind.COMMAND, target="pytest"))
+    made = job(what=what, state=JobState.FAILED, program_exit_code=127, failure=failure)
+    said = suggest(open_store(), made, "stdbuf: failed to run command")
+    assert "check its name and PATH" in said
+    Path("pyproject.toml").write_text('[dependency-groups]\ntest = ["pytest"]\n')
+    said = suggest(open_store(), made, "stdbuf: failed to run command")
+    assert "`run --group test …` installs pytest" in said
 
 
 def test_a_failure_that_is_not_known() -> None:

@@ -216,6 +216,20 @@ def test_members_of_a_workspace_are_used_where_they_lie(
     assert wanted.source == ("uv.lock" if locked else "pyproject.toml")
 
 
+def test_an_extra_that_the_project_does_not_have(project: Path) -> None:
+    head = '[project]\nname = "mine"\nversion = "1"\n'
+    text = "[project.optional-dependencies]\nThe_Docs = []\n[dependency-groups]\nlint = []\n"
+    for parts in (("--extra", "test"), ("--extra", "the.docs", "--group", "docs")):
+        Path("pyproject.toml").write_text(head + text)
+        found = replace(resolve_program("train.py", ()), parts=parts)
+        with pytest.raises(UsageError, match=f"has no {parts[-2][2:]} {parts[-1]}") as caught:
+            project_packages.find_package_files(found, "")
+        assert caught.value.hint == "it has --extra the-docs, --group lint"
+    Path("pyproject.toml").write_text(head + 'dynamic = ["optional-dependencies"]\n')
+    found = replace(found, parts=("--extra", "test", "--group", "dev"))
+    assert project_packages.find_package_files(found, ""), "only a build says which there are"
+
+
 def test_extras_and_groups_are_those_of_the_project(
     project: Path, index: Path, tmp_path: Path
 ) -> None:

@@ -38,7 +38,17 @@ BUNDLED = "multinode_ddp_mpi.py"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "here"
     (folder / "pkg" / "sub").mkdir(parents=True)
-    for name in ("train.py", "hello.c", "sim.cpp", "tool", "notes.txt", "a b.py", "a b.ipynb"):
+    for name in (
+        "train.py",
+        "hello.c",
+        "sim.cpp",
+        "tool",
+        "notes.txt",
+        "a b.R",
+        "mpi.jl",
+        "a b.py",
+        "a b.ipynb",
+    ):
         (folder / name).touch()
     (folder / "tool").chmod(0o755)
     for name in ("__init__.py", "train.py", "sub/__main__.py"):
@@ -175,6 +185,8 @@ def test_a_link_to_a_script_outside(here: Path, tmp_path: Path) -> None:
         ("nothing.py", ["no script"], "give a path, or a bundled program: "),
         ("mainly.py", ["no script"], "give a path, or a bundled program: "),
         ("notes.txt", ["not a program"], "chmod +x"),
+        ("a b.R", ["not a program"], "clusterctl run -- Rscript 'a b.R'"),
+        ("mpi.jl", ["not a program"], "clusterctl run -- julia mpi.jl"),
         ("a b.ipynb", ["is a notebook"], "--to script 'a b.ipynb', then clusterctl run 'a b.py'"),
         ("../outside/nope.py", ["no script"], "bundled"),
         ("", [""], ""),
@@ -222,7 +234,9 @@ def test_what_people_type_before_a_script_is_understood(here: Path) -> None:
         assert (found.kind, found.target, found.args) == (ProgramKind.COMMAND, words[0], words[1:])
     with pytest.raises(UsageError) as caught:
         resolve_program("job.sh", ())
-    assert "clusterctl run bash job.sh" in caught.value.hint
+    assert "clusterctl run -- bash job.sh" in caught.value.hint
+    with pytest.raises(UsageError, match="no script named 'pip'"):
+        resolve_program("pip", ("install", "demo"))
     with pytest.raises(UsageError, match="no script named 'bash'"):
         resolve_program("bash", ())
 
@@ -249,6 +263,11 @@ def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
     assert caught.value.hint == "did you mean src/train_minst_ddp.py?"
     for words, hint in (
         (("pyhton", "t.py"), "did you mean python?"),
+        (
+            ("pip", "install", "-e", ".[tests, docs]"),
+            "what the project's files ask for is installed by itself: `clusterctl run --extra tests"
+            " --extra docs SCRIPT`; --requirements FILE names others",
+        ),
         (("env", "-i", "a b"), "for a command of the nodes: clusterctl run -- env -i 'a b'"),
     ):
         assert make_missing_error(words[0], words[1:]).hint == hint

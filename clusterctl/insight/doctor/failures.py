@@ -237,7 +237,7 @@ def _explain_match(
     return findings.Finding(
         f"message:{message.name}",
         f"{place}: {message.cause}",
-        messages.advise(message.advice, evidence.job),
+        match.advise(evidence.job),
         (match.line, message.source),
         (rank.number,) if rank else (),
         (rank.node,) if rank else (),
