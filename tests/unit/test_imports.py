@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from importlib import import_module
@@ -65,6 +66,30 @@ main()
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
         assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_that_python_drops_comes_once_more(number: int, tmp_path: Path) -> None:
+    """What a finalizer raises is lost, also where a module that is loaded lets it run."""
+    code = f"""
+import os, signal, sys, time
+from clusterctl import process
+from clusterctl.cli import main as cli
+from clusterctl.__main__ import main
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), {number})
+def work():
+    with process.handle_signals():
+        Dropped()
+        time.sleep(30)
+cli.main = work
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=25
+    )
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version"])
