@@ -107,7 +107,8 @@ def resolve_program(script: str, args: tuple[str, ...], search: Search = ANYWHER
         return resolve_command((script, *args), search)
     if _is_module(script):
         return resolve_module(script, args, search)
-    if not (search.sources or _installs(script, args)) and may_be_installed(script):
+    no_program = search.sources or _installs(script, args) or _submits(script)
+    if not no_program and may_be_installed(script):
         return replace(resolve_command((script, *args), search), installed=True)
     script, notes = _find_by_name(script)
     path, bundled = _find(script, args)
@@ -198,6 +199,10 @@ def may_be_installed(script: str) -> bool:
 
 def _installs(script: str, args: Sequence[str]) -> bool:
     return script in ("pip", "pip3") and [*args[:1]] == ["install"]
+
+
+def _submits(script: str) -> bool:
+    return script in (row.emits for row in BATCH_SYSTEMS.values())
 
 
 def check_quoted(word: str) -> None:
@@ -433,8 +438,9 @@ def list_bundled() -> list[str]:
 def _suggest(script: str, args: Sequence[str]) -> str:
     if similar := find_similar(script):
         return f"did you mean {similar}?"
-    if script in (row.emits for row in BATCH_SYSTEMS.values()):
-        return f"leave out {script}: clusterctl run [OPTIONS] SCRIPT hands in a batch script"
+    if _submits(script):
+        named = next(filter(os.path.isfile, args), "[OPTIONS] SCRIPT")
+        return f"leave out {script}: clusterctl run {named} hands in a batch script"
     if _installs(script, args):
         found = re.search(r"\[([\w., -]+)\]", " ".join(args))
         extras = [f"--extra {name.strip()} " for name in found[1].split(",")] if found else []
@@ -543,10 +549,12 @@ def warn_of_backend(resolved: Resolved, backend: str) -> str:
 
 
 def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
-    """That a shell script of the tree, a command line, or a module that is not of the tree starts
-    ranks of its own on each rank; "" if it does not."""
+    """That a shell script or a Makefile of the tree, a command line, or a module that is not of the
+    tree starts ranks of its own on each rank; "" if it does not."""
     program, tree = resolved.program, resolved.tree
     words = program.args if program.target in SHELLS else (program.target,)
+    makes = program.target == "make"
+    words = ("GNUmakefile", "makefile", "Makefile") if makes else words
     foreign = program.kind is ProgramKind.MODULE and not _has_module(resolved)
     if ranks < 2 or not (foreign or program.kind in (ProgramKind.BINARY, ProgramKind.COMMAND)):
         return ""
@@ -559,13 +567,20 @@ def warn_of_launcher(resolved: Resolved, ranks: int) -> str:
         with suppress(OSError, UnicodeDecodeError):
             path = tree.root / program.folder / names[0]
             text = path.read_bytes()[:HEAD].decode()
-            text = text if text.startswith("#!") or program.target in SHELLS else ""
+            text = text if text.startswith("#!") or program.target in (*SHELLS, "make") else ""
+            text = (_find_recipes(text, program.args) or text) if makes else text
             what = f"{names[0]} starts"
     launcher = find_launcher(text) or launcher
     return launcher and (
         f"{what} {launcher} itself, on each of {ranks} ranks: for one job of all"
         f" ranks, run what it starts (`run {launcher} …`); `run --once` starts it once"
     )
+
+
+def _find_recipes(makefile: str, targets: Sequence[str]) -> str:
+    """What make runs for these targets."""
+    names = "|".join(map(re.escape, targets))
+    return "".join(re.findall(rf"(?m)^(?:{names})[ \t]*:.*\n((?:\t.*\n?)+)", makefile))
 
 
 # -------------------------------------------------------------------------------------------------

@@ -469,7 +469,7 @@ def _make_start_pattern() -> re.Pattern[str]:
     names = "|".join(map(re.escape, (*load_launchers(), *load_tables().aliases)))
     ahead = "|".join(map(re.escape, load_wrappers()))
     return re.compile(
-        rf"""(?m)(?:^|[;&|])[ \t]*(?:"""
+        rf"""(?m)(?:^[ \t]*[@-]*|[;&|])[ \t]*(?:"""
         rf"""(?:[\w./-]*/)?(?:{ahead})(?:[ \t]+[-\d]\S*)*[ \t]+"""
         r"""|[A-Za-z_]\w*=(?:"[^"]*"|'[^']*'|[^\s"'])*[ \t]+"""
         r"""|(?:[\w./-]*/)?python[\d.]*[ \t]+(?:-[a-zA-Z]+[ \t]+|-[WX][ \t]*\S+[ \t]+)*?"""

@@ -290,6 +290,14 @@ def test_a_script_that_starts_a_launcher_on_each_rank(
         assert (note in said.out) == bool(launcher)
 
 
+def test_a_makefile_that_starts_a_launcher_on_each_rank(call: Call, lab: None) -> None:
+    rules = "\t@torchrun train.py\n\ntest: data\n\tpython t.py\n"
+    Path("Makefile").write_text(f"all: train\n\ntrain: data\n\tcd .\n{rules}")
+    note = "Makefile starts torchrun itself, on each of 2 ranks"
+    for words, said in ((["train"], True), (["N=2", "train"], True), ([], True), (["test"], False)):
+        assert (note in call("run", "--dry-run", "--", "make", *words).out) == said
+
+
 # ------------------------------------------------------------------------------------------------
 # Every option of other launchers: taken over, named as ignored, or refused with a way out.
 

@@ -235,8 +235,9 @@ def test_what_people_type_before_a_script_is_understood(here: Path) -> None:
     with pytest.raises(UsageError) as caught:
         resolve_program("job.sh", ())
     assert "clusterctl run -- bash job.sh" in caught.value.hint
-    with pytest.raises(UsageError, match="no script named 'pip'"):
-        resolve_program("pip", ("install", "demo"))
+    for words in (("pip", "install", "demo"), ("sbatch", "job.sh")):
+        with pytest.raises(UsageError, match=f"no script named '{words[0]}'"):
+            resolve_program(words[0], words[1:])
     with pytest.raises(UsageError, match="no script named 'bash'"):
         resolve_program("bash", ())
 
@@ -263,6 +264,10 @@ def test_a_file_here_is_what_a_slip_meant(here: Path) -> None:
     assert caught.value.hint == "did you mean src/train_minst_ddp.py?"
     for words, hint in (
         (("pyhton", "t.py"), "did you mean python?"),
+        (
+            ("sbatch", "-n", "2", "tool"),
+            "leave out sbatch: clusterctl run tool hands in a batch script",
+        ),
         (
             ("pip", "install", "-e", ".[tests, docs]"),
             "what the project's files ask for is installed by itself: `clusterctl run --extra tests"
