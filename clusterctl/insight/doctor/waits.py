@@ -136,9 +136,10 @@ def _judge_same_line(
     first = next(iter(living.values()))
     callers = core_stacks.tell_callers(living)
     unmoved = _describe_unmoved(evidence)
+    row = "spawn" if "MPI_Comm_spawn" in first.collective else "same-line"
     if not moved and (callers or unmoved):
         yield evidence.make_finding(
-            "callers-differ" if callers else "same-line",
+            "callers-differ" if callers else row,
             living,
             unmoved if callers else (),
             place=first.describe(),
