@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -257,9 +258,12 @@ class Console:
             self._write(self._erase() + paint(escape_lines(text), colour) + end)
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it, or its disk is full
+        try:
             sys.stderr.write(text)
             sys.stderr.flush()
+        except OSError as error:  # nobody reads it, or its disk is full
+            if error.errno == errno.EIO:  # nor will: that terminal has closed
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _read_line() -> str:

@@ -8,6 +8,7 @@ import inspect
 import io
 import os
 import shutil
+import signal
 import sys
 import textwrap
 import traceback
@@ -16,7 +17,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 import typer.main
@@ -481,10 +482,34 @@ def _complete_streams() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup, a terminal may close
+        sys.stdout, sys.stderr = map(_survive_terminal, (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf_8 = codecs.lookup(stream.encoding).name == "utf-8"  # names of files may be no text
             stream.reconfigure(errors="surrogateescape" if utf_8 else "backslashreplace")
+
+
+def _survive_terminal(stream: TextIO) -> TextIO:
+    if not stream.isatty():
+        return stream
+    raw = _Terminal(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=stream.encoding, write_through=True, line_buffering=True
+    )
+
+
+class _Terminal(io.FileIO):
+    """When it has closed, what is written goes nowhere."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
 
 
 def execute(arguments: list[str]) -> int:
@@ -495,7 +520,9 @@ def execute(arguments: list[str]) -> int:
             return _run(arguments)
         except BaseException as error:
             return _conclude(console, arguments, error)
-    except BrokenPipeError:
+    except OSError as error:
+        if not _is_unheard(error):
+            raise
         return _end_unheard()
 
 
@@ -550,7 +577,7 @@ def _conclude(console: Console, arguments: list[str], error: BaseException) -> i
         console.error(f"stopped by {name}", console.after_interrupt, code)
         return code
     # Typer turns a broken pipe into an exit of its own.
-    if isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
+    if _is_unheard(error.__context__ if isinstance(error, SystemExit) else error):
         return _end_unheard()
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
@@ -615,8 +642,15 @@ def _refuse_bytes(arguments: list[str]) -> None:
             )
 
 
+def _is_unheard(error: BaseException | None) -> bool:
+    """Whether the reader of our output has gone: a program, or a terminal that has closed."""
+    if isinstance(error, OSError) and error.errno == errno.EIO:
+        return error.filename is None
+    return isinstance(error, BrokenPipeError)
+
+
 def _end_unheard() -> int:
-    """The reader of our output has gone. The code is what a shell shows for SIGPIPE."""
+    """The code is what a shell shows for SIGPIPE."""
     _drop_output()
     return 141
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -218,3 +220,29 @@ def test_a_cell_of_a_table_stays_in_its_row() -> None:
 def test_a_script_to_run_is_printed_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     Console().result("printf '\x1b[1m'\r", raw=True)
     assert capfd.readouterr().out == "printf '\x1b[1m'\r\n"
+
+
+@pytest.mark.parametrize(("hangup", "code"), [("SIG_IGN", 0), ("SIG_DFL", 141)])
+def test_a_terminal_that_closes_is_no_bug(hangup: str, code: int) -> None:
+    """Under nohup the command goes on without it."""
+    program = f"""
+import os, pty, signal, sys
+signal.signal(signal.SIGHUP, signal.{hangup})
+ours, theirs = pty.openpty()
+for number in 0, 1, 2:
+    os.dup2(theirs, number)
+os.close(theirs)
+class Closes:
+    def find_spec(name, *more):
+        if name == "clusterctl.cli.status":
+            os.close(ours)
+sys.meta_path.insert(0, Closes)
+sys.argv = ["clusterctl", "list"]
+from clusterctl.__main__ import main
+main()
+"""
+    open_store().save(cluster())
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.returncode == code
+    assert not list(open_store().home.path.rglob("*.log"))
