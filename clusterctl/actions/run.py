@@ -820,6 +820,22 @@ def emit(prepared: Prepared, kind: str = "sh") -> str:
     return system.emit(prepared.job, cluster, prepared.plan, beside=make_copy_command(prepared))
 
 
+def warn_of_packages(prepared: Prepared, resolved: Resolved, given: str) -> str:
+    """That an emitted script does not install what the program asks for; "" where nodes have it."""
+    job, cluster = prepared.job, prepared.cluster
+    if job.spec.venv or job.spec.modules or job.spec.container:
+        return ""
+    nodes = [cluster.node(name) for name in list_rank_nodes(job, cluster)]
+    resolved = project_packages.recognize_command(resolved, given)
+    wanted = project_packages.find_package_files(resolved, given)
+    if not wanted or project_packages.have_packages(wanted, resolved.tree, nodes):
+        return ""
+    return (
+        f"the script uses only the packages of the nodes, which may lack some of {wanted.source}:"
+        " install them there"
+    )
+
+
 def make_copy_command(prepared: Prepared) -> str:
     """The command that copies here what an emitted script does not hold of a bundled program; ""
     where the program is the user's own."""

@@ -198,6 +198,8 @@ def run(given: Run, console: Console, stdin: Stdin | None = None) -> None:
         console.result(script, raw=True)
         if copying := actions_run.make_copy_command(prepared):
             console.note(f"the script expects the program in its folder: {copying}")
+        if lacks := actions_run.warn_of_packages(prepared, resolved, given.requirements):
+            console.warn(lacks)
         console.document(emit=given.emit, script=script)
     elif given.dry_run:
         terminal: dict[str, Any] = {}

@@ -587,6 +587,13 @@ def resolve_packages(
     return Packages(wanted.source, str(wanted.file or ""), locks), tuple(folders)
 
 
+def have_packages(wanted: Wanted, tree: project_tree.Tree, nodes: Iterable[Node]) -> bool:
+    """Whether these nodes have all that it asks for, as far as that is known without a build."""
+    groups = {make_group(node): node for node in nodes if node.facts.python}
+    questions = [_Question(wanted, tree, node) for node in groups.values()]
+    return not (wanted.locked or any(_find_installed(q) is None for q in questions))
+
+
 def _check_python(wanted: Wanted, node: Node) -> None:
     """Raises UsageError for a Python that the project does not run with, as uv does."""
     found = re.search(r"(?m)^(?:# *)?requires-python *= *[\"'](.*)[\"']", wanted.text)

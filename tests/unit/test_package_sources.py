@@ -155,10 +155,13 @@ def test_a_run_says_which_file_it_uses_and_how_not_to(
     Path("requirements.txt").write_text("torch==2.13.0\nnumpy\n")
     said = call("run", "--dry-run", "train.py")
     assert "packages" not in said.out, "the nodes have these"
+    assert "packages" not in call("run", "--emit", "sh", "train.py").err
     Path("requirements.txt").write_text("torch==2.13.0\ndemo\n")
     said = call("run", "--dry-run", "train.py")
     assert "# using the packages of requirements.txt beside " in said.out
     assert "(`--requirements none` turns this off)" in said.out
+    emitted = call("run", "--emit", "sh", "train.py")
+    assert "nodes, which may lack some of requirements.txt" in emitted.err
     assert "packages" not in call("run", "--dry-run", "--requirements", "none", "train.py").out
 
 
