@@ -483,6 +483,8 @@ def test_nodes_that_do_not_answer_are_named_and_new_ones_have_nothing(site: Stag
 
 
 def test_a_disk_without_room_keeps_the_nodes(site: Staged, tmp_path: Path) -> None:
+    for name in ("launcher", "worker-1", "worker-2"):
+        shutil.rmtree(site.work(name).parent)
     site.job(tmp_path / "tree")
     plan = site.work("launcher").parent / "plan.json"
     plan.write_text(re.sub('"reserve": .*[0-9]', f'"reserve": {1 << 60}', plan.read_text()))
