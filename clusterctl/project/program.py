@@ -367,11 +367,14 @@ def _find_kind(path: Path) -> ProgramKind:
     _check_line_endings(path)
     if os.access(path, os.X_OK):
         return ProgramKind.BINARY
+    interpreter = _INTERPRETERS.get(path.suffix, "")
+    with path.open("rb") as file:
+        alone = not interpreter or file.read(2) == b"#!"
+    hints = [f"chmod +x {name}, if it should be run as it is"] * alone
+    hints += [f"clusterctl run -- {interpreter} {name}"] * bool(interpreter)
     raise UsageError(
         f"{path} is not a program: not .py, not a C, C++ or Fortran source, and not executable",
-        hint=f"clusterctl run -- {_INTERPRETERS[path.suffix]} {name}"
-        if path.suffix in _INTERPRETERS
-        else f"chmod +x {name}, if it should be run as it is",
+        hint="; or ".join(hints),
     )
 
 
