@@ -123,4 +123,6 @@ def make_local_error(message: str, code: int | None, hint: str = "") -> Clusterc
     `hint` is for all else."""
     if code in FULL:
         return ProviderError(message, hint="free some space there")
+    if code == errno.ESTALE:
+        hint = "repeat the command when nothing writes to it"
     return UsageError(message, hint=hint)

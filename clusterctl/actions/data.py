@@ -223,7 +223,7 @@ def _copy_to_stores(
     try:
         content = read_folder(source, at.store.home)
     except Failure as error:
-        raise make_local_error(str(error), error.errno) from error
+        raise make_local_error(str(error), error.errno, UNREADABLE) from error
 
     whole: set[str] = set()
 
@@ -352,13 +352,18 @@ def _render_pass(
     )
 
 
+UNREADABLE = "make it readable, and repeat the command when nothing is removed there"
+
+
 def require_copied(results: Sequence[NodeResult], name: str) -> None:
     """Raises NodeUnreachable for nodes that were lost on the way, ProviderError for nodes that
-    refuse a data set: what to do is different."""
+    refuse a data set, UsageError for files here that changed: what to do is different."""
     failed = [result for result in results if not result.ok]
     if not failed:
         return
     what = f"{name} is not on {', '.join(result.node for result in failed)}: {failed[0].why}"
+    if failed[0].errno:
+        raise make_local_error(what, failed[0].errno, UNREADABLE)
     if all(result.error for result in failed):
         raise NodeUnreachable(
             what, hint="check with `clusterctl status --live`, and repeat the command"

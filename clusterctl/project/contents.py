@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from errno import ESTALE
 from pathlib import Path
 
 import msgspec
@@ -93,7 +94,7 @@ def read_folder(source: Path, home: Home) -> Content:
             elif stat.S_ISLNK(status.st_mode):
                 entries.append(TreeEntry(LINK, name, target=os.readlink(path)))
     except EOFError as error:
-        raise Failure(f"{source} changed while it was read") from error
+        raise Failure(f"{source} changed while it was read", ESTALE) from error
     except OSError as error:
         why = f"{error.filename or source} cannot be read: {error.strerror}"
         raise Failure(why, error.errno or 0) from error

@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import ESTALE
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
@@ -243,7 +244,7 @@ def _send_file(file: BinaryIO, size: int, session: Session, copy: Copy) -> None:
     while size:
         data = file.read(min(CHUNK, size))
         if not data:
-            raise Failure(f"{file.name} became shorter while it was read")
+            raise Failure(f"{file.name} became shorter while it was read", ESTALE)
         session.send(data)
         copy.add(len(data))
         size -= len(data)
@@ -265,7 +266,8 @@ def _send_folder(source: Path, mark: str, session: Session, copy: Copy) -> None:
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
             raise
-        raise Failure(f"{source} changed while it was read: {error}") from error  # says tarfile
+        why = f"{source} changed while it was read: {error}"  # says tarfile
+        raise Failure(why, ESTALE) from error
 
 
 def _make_plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

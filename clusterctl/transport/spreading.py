@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from errno import ESTALE
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
@@ -20,7 +21,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from clusterctl.agent import relay
-from clusterctl.agent.store import STEP, Missing, TreeEntry, pack_manifest
+from clusterctl.agent.store import STEP, Missing, TreeEntry, list_files, pack_manifest, sum_up_next
 from clusterctl.core.clock import run_in_background
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED
@@ -200,7 +201,7 @@ class Spread:
                     while left:
                         data = file.read(min(STEP, left))
                         if not data:
-                            raise Failure(f"{path} became shorter while it was read")
+                            raise Failure(f"{path} became shorter while it was read", ESTALE)
                         left -= len(data)
                         yield relay.pack_order("data", len(data)) + data, len(data)
             except OSError as error:
@@ -232,6 +233,7 @@ class Spread:
         elif verb == "end" and not args[0]:
             self._finish(state)
         elif verb == "end" and "wrong" in state.tried:
+            self._find_changed(args[0])
             self._fail(state, f"{len(args[0])} files did not arrive as they were sent")
         elif verb == "end":
             state.tried["wrong"] = "wrong"
@@ -247,6 +249,18 @@ class Spread:
         elif verb in ("error", "lost") and not state.over:
             state.refused = verb == "error"
             self._fail(state, args[0])
+
+    def _find_changed(self, wrong: Sequence[str]) -> None:
+        """Raises Failure with the file here whose content is no longer the one that was to be
+        sent."""
+        for digest, size in list_files(self._content.entries).items():
+            if digest in wrong:
+                path, offset = self._content.places[digest]
+                with suppress(OSError, EOFError), path.open("rb") as file:
+                    file.seek(offset)
+                    if sum_up_next(file, size).hexdigest() == digest:
+                        continue
+                raise Failure(f"{path} changed while it was read", ESTALE)
 
     def _finish(self, state: _State) -> None:
         """It has all; so have those that share its store."""

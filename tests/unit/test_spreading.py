@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from clusterctl.actions.data import require_copied
 from clusterctl.agent.store import FILE, TreeEntry
 from clusterctl.core import assets
 from clusterctl.core.model import NodeResult
 from clusterctl.core.progress import COPIED
-from clusterctl.errors import NodeUnreachable
+from clusterctl.errors import NodeUnreachable, UsageError
 from clusterctl.jobs.fetch import persist
 from clusterctl.transport.pool import Pool
 from clusterctl.transport.spreading import Content, Receiver, Spread
@@ -191,6 +192,14 @@ def test_a_file_that_changes_here_is_an_error(lab: Lab, data: dict[str, bytes]) 
     with Pool(nodes, identity=None, known_hosts=Path("/nowhere")) as pool:
         results = Spread(pool, [lab.receive(n) for n in lab.names], content, timeout=60).run()
     assert all("became shorter" in result.error for result in results)
+    (lab.path / "short").write_bytes(b"x" * 9)
+    with Pool(nodes, identity=None, known_hosts=Path("/nowhere")) as pool:
+        results = Spread(pool, [lab.receive(n) for n in lab.names], content, timeout=60).run()
+    for result in results:
+        assert result.error == f"{lab.path}/short changed while it was read"
+    with pytest.raises(UsageError, match="short changed") as ended:
+        require_copied(results, "data")
+    assert ended.value.hint == "repeat the command when nothing writes to it"
 
 
 @pytest.mark.parametrize("inside", [False, True])
