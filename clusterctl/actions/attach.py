@@ -321,13 +321,12 @@ def _explain_unfit(node: Node, result: NodeResult) -> str:
 def _describe_lacks(node: Node) -> str:
     """What some jobs will miss there, and the command that installs it."""
     missing = []
-    packages = node.facts.python.packages if node.facts.python else {}
     if node.facts.mpi is None:
         missing.append(
             "no mpirun: it cannot take part in jobs on several hosts"
             " (sudo apt-get install openmpi-bin)"
         )
-    if without := [name for name in catalog.BUNDLED if name not in packages]:
+    if without := _list_lacking(node):
         missing.append(
             f"{node.python} lacks {', '.join(without)}: it cannot run the bundled programs"
             f" ({node.python} -m pip install {' '.join(without)} there, or name a Python that has"
@@ -429,9 +428,17 @@ def attach_site(
     return cluster
 
 
-def suggest_size(cluster: Cluster) -> str:
-    """Options of `run` that ask this batch system for two ranks."""
-    return load_system(cluster.system).example_size
+def suggest_run(cluster: Cluster) -> str:
+    """A first command line of `run`: a bundled program where the nodes can run one, for two ranks
+    where a batch system has to know how many."""
+    size = "" if cluster.workers else f"{load_system(cluster.system).example_size} "
+    can = not any(map(_list_lacking, cluster.workers or (cluster.launcher,)))
+    return size + ("reduce_all.py" if can else "-- hostname")
+
+
+def _list_lacking(node: Node) -> list[str]:
+    packages = node.facts.python.packages if node.facts.python else {}
+    return [name for name in catalog.BUNDLED if name not in packages]
 
 
 def _survey_site(

@@ -248,15 +248,14 @@ def attach(given: Attach, console: Console) -> None:
     if given.hosts is not None:
         made = actions_attach.attach_hosts(store, wanted, given.hosts, given, console.report)
         slots = sum(node.slots for node in made.workers)
-        ready, size = f"{count(len(made.nodes), 'host')}, {count(slots, 'slot')}", ""
+        ready = f"{count(len(made.nodes), 'host')}, {count(slots, 'slot')}"
     else:
         made = actions_attach.attach_site(store, wanted, system, host, given, console.report)
         ready = f"{made.mode_reason}, jobs in {made.launcher.root}"
-        size = f"{actions_attach.suggest_size(made)} "
     option = "" if made.name == DEFAULT_NAME else f"-c {made.name} "
     console.note(
         f"cluster {made.name} is ready: {ready}. Next:\n"
-        f"  clusterctl run {option}{size}reduce_all.py\n"
+        f"  clusterctl run {option}{actions_attach.suggest_run(made)}\n"
         f"  clusterctl status --live {made.name}\n"
         f"  clusterctl detach {made.name}"
     )

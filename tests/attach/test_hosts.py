@@ -238,6 +238,7 @@ def test_a_python_of_the_file_is_that_one(hosts: Hosts, cli: Cli) -> None:
     assert re.search(
         r"lacks torch, mpi4py, numpy: it cannot run the bundled programs .* python=/", done.err
     )
+    assert "clusterctl run -c lab -- hostname\n" in done.err
     # One that does not pass later stays as it was.
     cli("attach", "lab", "--hosts", hosts.file(cli, "{alpha} python=/nope"), code=5)
     cli.script("who.py", "print('here')\n")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import time
 from contextlib import ExitStack
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -16,6 +18,7 @@ from clusterctl.machines import networks
 from clusterctl.machines.local import layout, nodes
 from clusterctl.machines.local.layout import Server
 from clusterctl.machines.local.provider import LocalProvider
+from tests.local.lab import cluster, folder_of
 from tests.unit.tables import read_rows, rows
 
 
@@ -179,3 +182,24 @@ def test_the_mode_can_be_forced() -> None:
     assert (mode.name, mode.reason) == ("loopback", "CLUSTERCTL_LOCAL_MODE=loopback")
     with pytest.raises(UsageError, match="'bridge'"):
         nodes.choose_mode({"CLUSTERCTL_LOCAL_MODE": "bridge"})
+
+
+def test_a_removal_that_takes_long_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    remove = shutil.rmtree
+
+    def remove_slowly(path: Path) -> None:
+        limit = time.monotonic() + 10.0
+        while not said and time.monotonic() < limit:
+            time.sleep(0.01)
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_slowly)
+    folder = folder_of(tmp_path)
+    (folder / "nodes" / "worker-1").mkdir(parents=True)
+    LocalProvider().destroy(cluster("c-1", 1, ""), folder, said.append)
+    assert said[0] == "removing the files of the nodes"
+    assert len(said) == 2
+    assert not (folder / "nodes").exists()

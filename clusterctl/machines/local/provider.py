@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 
 from clusterctl.core.model import Cluster, ClusterSpec, Node, Reporter, Role
 from clusterctl.core.text import list_last_lines
@@ -34,6 +35,9 @@ from clusterctl.machines.protocol import (
     describe_made,
     name_span,
 )
+
+UNTOLD = 1.0
+"""Seconds that files may take to be removed before that is said."""
 
 
 class LocalProvider(Provider):
@@ -185,11 +189,16 @@ class LocalProvider(Provider):
             if processes.is_alive(process.pid, process.start)
         ]
         scratch = (*nodes.find_scratch_folders(site), site.scratch_link)
-        for path in (site.nodes, site.shared, *scratch):
-            try:
-                nodes.remove_tree(path)
-            except OSError as error:
-                left.append(f"{path}: {error.strerror}")
+        telling = Timer(UNTOLD, report, ("removing the files of the nodes",))
+        telling.start()
+        try:
+            for path in (site.nodes, site.shared, *scratch):
+                try:
+                    nodes.remove_tree(path)
+                except OSError as error:
+                    left.append(f"{path}: {error.strerror}")
+        finally:
+            telling.cancel()
         left += [what for what in nodes.find_remnants(site) if what not in left]
         if left:
             raise LeftoverError(
