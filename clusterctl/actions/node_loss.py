@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
-from clusterctl.actions.common import open_pool
+from clusterctl.actions.common import Connected, open_pool
+from clusterctl.actions.jobs import follow_job
 from clusterctl.actions.run import OnJob, OnOutput, find_job
 from clusterctl.batch.system import list_rank_nodes
 from clusterctl.batch.verdict import (
@@ -35,6 +36,8 @@ MOST = 5
 """Times that one `run` continues after a loss: more losses than that have a cause."""
 ANSWER_TIMEOUT = 10.0
 """Seconds that a node has to answer after a failure that may be due to it."""
+REST_LIMIT = 60.0
+"""Seconds that reading what is left of a job's output may take before it continues."""
 LOCK_LIMIT = 1200.0
 """Seconds for which another clusterctl may keep the cluster locked: `up` takes minutes on EC2."""
 END_LIMIT, PAUSE = 240.0, 5.0
@@ -151,6 +154,8 @@ def run_again(
                 report(
                     f"{_describe(job, lost)}: continuing job {job.id} with {ranks} on the others"
                 )
+            if not lost or how == REPLACE:
+                _show_rest(store, job, on_output)
             step = partial(proceed, job, lost if how == SHRINK else ())
     raise AssertionError("the last step returns or raises")
 
@@ -199,6 +204,17 @@ def _replace(store: Store, job: Job, lost: tuple[str, ...], report: Reporter) ->
     if new := [name for name in found if not has_restarted(job, name)]:
         report(f"{', '.join(new)} restarted")
         store.save_job(note_restart(job, new))
+
+
+def _show_rest(store: Store, job: Job, on_output: OnOutput) -> None:
+    """What nodes that are back still have of the output of a job, as far as nobody has read it."""
+    cluster = store.read_cluster(job.cluster)
+    job = store.read_job(job.id)
+    with open_pool(store, cluster) as pool, suppress(NodeUnreachable):
+        at = Connected(store, cluster, pool, lambda text: None)
+        with follow_job(at, job, keeps=False) as follower:
+            for pieces in follower.read_batches(until_ended=False, replay=False, limit=REST_LIMIT):
+                on_output(pieces)
 
 
 def _wait_while(find_reason: Callable[[], str], report: Reporter) -> None:

@@ -58,8 +58,12 @@ def test_a_job_goes_on_without_the_worker_it_has_lost(own: Cli) -> None:
     running = own.start("run", "trains.py")
     running.until("step 20", times=2)
     kill_node(own, "worker-1")
+    root = own.home / "clusters/default/nodes/worker-1/root"
+    with (root / "jobs/1/out/rank-0.out").open("a") as output:  # what nobody has read of it
+        output.write("said at last\n")
     done = running.wait(120)
     assert done.code == 0, done
+    assert done.of(0).count("said at last") == 1
     assert "lost worker-1: starting it again, then continuing job 1" in done.err
     assert done.of(0)[-1] == done.of(1)[-1] == undisturbed()
     begun = [int(line.split()[1]) for line in done.of(0) if line.startswith("from")]
