@@ -167,6 +167,10 @@ class Supervisor:
         """Set when nothing that watches beside is wanted any more."""
         self._know_nodes()
 
+    @property
+    def launcher(self) -> str:
+        return self._plan.launcher
+
     def _know_nodes(self) -> None:
         self._nodes = {node.name: node for node in self._plan.nodes}
         self._links = {name: self._connect(name) for name in self._nodes}
@@ -1150,6 +1154,9 @@ def tell_status(job: str, limit: float) -> str:
         if not said:
             stop = processes.read_text(os.path.join(job, "stop"))
             lines = [f"stop {time.time():.0f} {stop}"] if stop else []
+            boot = processes.parse_boot(processes.read(os.path.join(job, "out", "boot")))
+            if boot and boot != processes.read_boot():
+                lines.append(messages.write_line("node", None, load(job).launcher, "restarted"))
             return "\n".join([*lines, f"absent {time.time():.0f}"])
         if not OVER.search(said):
             with contextlib.suppress(subprocess.TimeoutExpired):

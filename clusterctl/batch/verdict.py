@@ -239,6 +239,7 @@ def sort_failures(ends: Iterable[RankEnd]) -> list[RankEnd]:
 # -------------------------------------------------------------------------------------------------
 
 NO_RANK = "no rank was started"
+NOT_HANDED_IN = "its clusterctl ended, or lost its connection,"
 NO_SUPERVISOR = "its supervisor on the launcher is gone"
 _SIGNALLED = "a signal ended its supervisor on the launcher"
 NO_FOLDER = "the launcher no longer has the job's files; it was probably replaced by a new machine"
@@ -297,7 +298,9 @@ def mark_unsubmitted(job: Job, facts: Facts, when: float | None = None) -> Job:
     finished = facts.absent or when
     if facts.last.stop:
         return replace(job, state=CAUSES[facts.last.stop], finished=finished, reason="")
-    reason = "its clusterctl ended, or lost its connection, before it was submitted"
+    restarted = [name for name, word in facts.last.events.items() if word == "restarted"]
+    cause = f"{', '.join(restarted)} restarted" if restarted else NOT_HANDED_IN
+    reason = f"{cause} before it was submitted"
     return replace(job, state=JobState.LOST, finished=finished, reason=reason)
 
 

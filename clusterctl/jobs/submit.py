@@ -180,6 +180,11 @@ NUMBERS = {
 """How the wrapper of a rank learns which one it is, in sh, by kind of job."""
 COMPILED = (ProgramKind.SOURCE, ProgramKind.BINARY, ProgramKind.COMMAND)
 """Programs that may buffer their output by the block."""
+NOTE_BOOT = (
+    "{ read -r boot && read -r first </proc/1/stat; } </proc/sys/kernel/random/boot_id;"
+    r""" printf '%s\n' "$boot" "$first" >out/boot"""
+)
+"""As templates/job/rank.sh: a job may wait for its turn, and the node restart meanwhile."""
 NO_AGENT = 87
 """What staging exits with where the agent is missing."""
 BRIEF = 1_000_000
@@ -389,6 +394,8 @@ def put(
         members = project_tree.pack_texts(
             [(path, text, mode) for path, (text, mode) in texts.items()]
         )
+        if system.places_ranks:
+            steps.append(NOTE_BOOT)
         if name in placed:
             members += library if spreads else library + tree.read_bytes()
             # Before what is carried over, which is this job's too: it may leave it as it is.

@@ -22,6 +22,3 @@ else
     rm -f env ${cctl_kept:+"$cctl_kept"}
     printf %s "$cctl_env" >./env || exit
 fi
-# As templates/job/rank.sh: a job may wait for its turn, and this node restart meanwhile.
-{ read -r cctl_boot && read -r cctl_first </proc/1/stat; } </proc/sys/kernel/random/boot_id
-printf '%s\n' "$cctl_boot" "$cctl_first" >out/boot

@@ -51,7 +51,7 @@ def keep(memory: Path, *, lingers: bool = True, user: int = NOBODY) -> str:
     where = {"memory": str(memory), "linger": str(linger)}
     script = keep_in_memory(scripts, ENV.encode(), "lab-1a2b-7", **where)
     done = subprocess.run(
-        ["/bin/sh", "-c", f"umask 077; mkdir -p job/out && cd job || exit\n{script}\ncat"],
+        ["/bin/sh", "-c", f"umask 077; mkdir -p job && cd job || exit\n{script}\ncat"],
         input=f"{ENV}what follows",
         capture_output=True,
         text=True,
@@ -62,8 +62,6 @@ def keep(memory: Path, *, lingers: bool = True, user: int = NOBODY) -> str:
     assert (done.returncode, done.stderr) == (0, "")
     env = memory / "job" / "env"
     assert env.read_text() == ENV
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    assert (memory / "job/out/boot").read_text().startswith(boot)
     assert env.stat().st_mode & 0o777 == 0o600
     return done.stdout
 
@@ -134,6 +132,8 @@ def staged(site: Staged, tmp_path: Path) -> list[Path]:
         put(made, site.where, files, pool, site.store.home)
     kept = [site.work(name).parent / "env" for name in ("worker-1", "worker-2")]
     assert all("hunter2" in path.read_text() for path in kept)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    assert all((path.parent / "out/boot").read_text().startswith(boot) for path in kept)
     return kept
 
 

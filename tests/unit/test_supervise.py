@@ -609,6 +609,9 @@ def test_a_job_that_was_staged_and_never_handed_in(site: Site) -> None:
     assert lost.state is JobState.LOST
     assert "before it was submitted" in lost.reason
     assert lost.finished is not None
+    (folder / "out" / "boot").write_text("another\n")
+    lost = site.status(replace(job, state=JobState.QUEUED, finished=None))
+    assert lost.reason == "launcher restarted before it was submitted"
     # Ctrl-C, twice: nobody was left who could write that into its record.
     (folder / "stop").write_text("cancelled\n")
     given_up = site.status(replace(job, state=JobState.QUEUED, finished=None))
