@@ -275,7 +275,8 @@ SENT: WordTable = {"start": (int, int), "exit": FACTS["exit"], "alone": (int, st
 """What a rank says through mpirun, behind `clusterctl:`. Rank and attempt are first and last."""
 
 STATE: WordTable = {  # a line counts for the attempt before it
-    "queued": (),  # it waits for its turn, or is back in the queue
+    # It waits for its turn, behind the jobs of these numbers (`5,6`), or is back in the queue.
+    "queued": (str,),
     "running": (int,),  # this attempt starts
     # NODE:RANKS,… in rank order: of a batch system, or those that are left after a loss.
     "placed": (str,),

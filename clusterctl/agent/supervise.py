@@ -156,6 +156,8 @@ class Supervisor:
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._ranks = Ranks({}, {})
         self._waited = self._launched = False
+        self._ahead: List[int] = []
+        """Jobs for which it waits: those that run, or the first one that waits, too."""
         self._placed = ""
         """Where its ranks are after a loss."""
         self._lost: List[str] = []
@@ -308,7 +310,8 @@ class Supervisor:
         due = 0.0
         while not self._read_stop() and not self._is_admitted():
             if not self._waited:
-                self._state.note(("queued", None))
+                ahead = ",".join(map(str, sorted(self._ahead)))
+                self._state.note(("queued", None, *([ahead] if ahead else [])))
                 self._waited = True
             if time.monotonic() >= due:
                 due = time.monotonic() + self._plan.clean_poll
@@ -332,7 +335,7 @@ class Supervisor:
     def _fits(self) -> bool:
         """Whether no earlier job waits, and its ranks fit beside those of the jobs that run."""
         used: Dict[str, int] = {}
-        running = False
+        self._ahead = []
         for number in map(int, os.listdir(self._active)):
             folder = self._locate("..", str(number))
             if number == self._plan.id or not os.path.exists(os.path.join(folder, "state")):
@@ -340,15 +343,16 @@ class Supervisor:
             if is_alive(folder):
                 last = processes.read_text(os.path.join(folder, "state")).rpartition("\n")[2]
                 if last.startswith("queued") and number < self._plan.id:
+                    self._ahead = [number]
                     return False
                 # One that has ended has no rank any more: it only looks for what they left.
                 if last.startswith(("queued", "ended")):
                     continue
             # Until a look has said otherwise, the ranks of one without a supervisor are there too.
-            running = True
+            self._ahead.append(number)
             for node, count, _ in read_slots(folder):
                 used[node] = used.get(node, 0) + int(count)
-        return not running or all(
+        return not self._ahead or all(
             used.get(node, 0) + int(count) <= int(slots)
             for node, count, slots in read_slots(self._job)
         )

@@ -189,7 +189,8 @@ class Direct(BatchSystem):
         return verdict.judge(job, text)
 
     def describe_wait(self, job: Job) -> str:
-        return f"job {job.id} is waiting: other jobs use the slots (--now skips the queue)"
+        why = job.reason or "other jobs use the slots"
+        return f"job {job.id} is waiting: {why} (--now skips the queue)"
 
     def limit_end(self, spec: JobSpec) -> float:
         return spec.save_time + 4.0

@@ -38,6 +38,8 @@ class Attempt(Struct, kw_only=True):
 
     number: int = 0
     waits: bool = False
+    ahead: str = ""
+    """The numbers of the jobs for which it waits."""
     stop: str = ""
     hung: float = 0.0
     """Seconds without output after which it was ended; 0: it was not."""
@@ -106,8 +108,9 @@ class Facts(Struct):
         word, when, said = messages.read_line(line)
         last = self.last
         match [word, *said]:
-            case ["queued"] if not last.ended:
-                self.attempts.append(Attempt(number=last.number, waits=True))
+            case ["queued", *ahead] if not last.ended:
+                behind = "".join(map(str, ahead)).replace(",", ", ")
+                self.attempts.append(Attempt(number=last.number, waits=True, ahead=behind))
             case ["running", *number] if not last.ended:
                 self.attempts.append(Attempt(number=number[0] if number else 1))
                 if self.last.number == 1:
@@ -278,7 +281,9 @@ def judge(job: Job, text: str) -> Job:
     if last.ended or last.dead:
         return _end(job, last)
     if last.waits:
-        return replace(job, state=JobState.QUEUED)
+        several = "s" * ("," in last.ahead)
+        waits = f"behind job{several} {last.ahead}" if last.ahead else job.reason
+        return replace(job, state=JobState.QUEUED, reason=waits)
     if not last.number:
         return job
     return replace(job, state=JobState.RUNNING, reason=_explain_again(job, facts.before))

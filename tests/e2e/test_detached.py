@@ -102,7 +102,7 @@ def test_jobs_wait_their_turn_in_order(cli: Cli) -> None:
     cli.until_state(first, "running")
     second = cli.detach(*fill(cli), gates[1])
     follower = cli.start("run", *fill(cli), gates[2])
-    follower.until("is waiting")
+    follower.until(f"is waiting: behind job {second} (--now")
     third = follower.now().job
     doomed = [cli.detach(*fill(cli), gates[3]) for _ in range(2)]
     cli("cancel", *doomed, 9999, code=7)  # a number that is wrong ends no other job

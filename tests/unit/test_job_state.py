@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from clusterctl.actions.run import explain_failure
 from clusterctl.batch import verdict
+from clusterctl.batch.direct import Direct
 from clusterctl.batch.verdict import RankEnd, sort_failures
 from clusterctl.core.job import Job, JobState
 from tests.unit.making import job, spec
@@ -61,6 +62,14 @@ def test_a_line_that_means_nothing_changes_nothing(line: str) -> None:
 def test_a_job_that_is_back_in_the_queue_keeps_its_attempt() -> None:
     found = verdict.judge(job(), "running 12 1\nrunning 20 2\nqueued 30")
     assert (found.state, found.attempt, found.started) == (JobState.QUEUED, 2, 12.0)
+
+
+def test_a_job_that_waits_says_for_which_others() -> None:
+    for ahead, why in (("5", "behind job 5"), ("5,6", "behind jobs 5, 6"), ("", "")):
+        found = verdict.judge(job(), f"queued 30 {ahead}")
+        assert (found.state, found.reason) == (JobState.QUEUED, why)
+        assert (why or "other jobs use the slots") in Direct().describe_wait(found)
+    assert verdict.judge(found, "queued 30 5\nrunning 31 1").reason == ""
 
 
 def test_an_attempt_without_a_number_is_the_first() -> None:
