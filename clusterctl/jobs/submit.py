@@ -394,7 +394,7 @@ def put(
         members = project_tree.pack_texts(
             [(path, text, mode) for path, (text, mode) in texts.items()]
         )
-        if system.places_ranks:
+        if system.places_ranks and not node.contained:  # ranks have another first process there
             steps.append(NOTE_BOOT)
         if name in placed:
             members += library if spreads else library + tree.read_bytes()

@@ -132,9 +132,23 @@ def staged(site: Staged, tmp_path: Path) -> list[Path]:
         put(made, site.where, files, pool, site.store.home)
     kept = [site.work(name).parent / "env" for name in ("worker-1", "worker-2")]
     assert all("hunter2" in path.read_text() for path in kept)
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    assert all((path.parent / "out/boot").read_text().startswith(boot) for path in kept)
     return kept
+
+
+def test_staging_on_a_machine_notes_no_boot_of_the_container_that_ranks_run_in(
+    here: Staged, tmp_path: Path
+) -> None:
+    """It has a first process of its own: each job would look as if its node had restarted."""
+    kept = [path.parent / "out" for path in staged(here, tmp_path)]
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    for out in kept:
+        assert (out / "boot").read_text().startswith(boot)
+        (out / "boot").unlink()
+    nodes = [replace(one, machine="i-1", job_port=one.ssh_port + 1) for one in here.where.nodes]
+    inside = replace(here.where, nodes=tuple(nodes))
+    shutil.rmtree(tmp_path / "tree")
+    staged(Staged(here.folder, inside), tmp_path)
+    assert not any((out / "boot").exists() for out in kept)
 
 
 def test_secrets_of_root_are_not_on_disk(here: Staged, tmp_path: Path, need_root: None) -> None:
